@@ -1,0 +1,159 @@
+/**
+ * One term as its holder sees it: what it may still rely on, how it was lost,
+ * and how its work wants to leave.
+ */
+import type * as Clock from "effect/Clock"
+import * as Deferred from "effect/Deferred"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Option from "effect/Option"
+import * as Semaphore from "effect/Semaphore"
+import type * as Backend from "../Backend.ts"
+import {
+  type CheckpointDecodeError,
+  type CheckpointEncodeError,
+  type CheckpointTooLarge,
+  Fenced,
+  LeaseExpired,
+  LeaseLost,
+  type LeaseLostReason,
+  WindowExhausted
+} from "../LeaseError.ts"
+import type * as Renewal from "../Renewal.ts"
+import * as Window from "./window.ts"
+
+/** The checkpoint of a work, with the services it needs already provided. */
+export interface Codec {
+  readonly encode: (state: unknown) => Effect.Effect<Backend.Stored, CheckpointEncodeError | CheckpointTooLarge>
+  /** None for work without checkpoints, which leaves those of others as they are. */
+  readonly decode: (stored: Backend.Stored) => Effect.Effect<Option.Option<any>, CheckpointDecodeError>
+}
+
+export class Term implements Backend.Term {
+  readonly workId: string
+  readonly holderId: string
+  readonly fencingToken: bigint
+  readonly policy: Renewal.Policy
+  readonly codec: Codec
+  readonly clock: Clock.Clock
+
+  /** One operation of a term is in flight at a time. */
+  readonly permit = Semaphore.makeUnsafe(1)
+  sequence = 0n
+
+  readonly lost = Deferred.makeUnsafe<never, LeaseLost>()
+  loss: LeaseLost | undefined
+
+  /** Whether the work left at a safe point, and the state it left to its release. */
+  handedOff: { readonly state: Option.Option<Backend.Stored> } | undefined
+  /** Whether the work was interrupted because it overran a handoff's deadline. */
+  overran = false
+  /** How a success will leave. */
+  leaving: { readonly exit: "finished" | "retired"; readonly state: Option.Option<Backend.Stored> } = {
+    exit: "finished",
+    state: Option.none()
+  }
+
+  readonly yieldRequested = Deferred.makeUnsafe<void>()
+  /** When the requested handoff's work is interrupted, by the local clock. */
+  yieldDeadline: { readonly since: Window.Instant; readonly millis: number } | undefined
+
+  private confirmedAt: Window.Instant
+  private readonly onStop = new Set<() => void>()
+
+  constructor(options: {
+    readonly workId: string
+    readonly holderId: string
+    readonly fencingToken: bigint
+    readonly policy: Renewal.Policy
+    readonly codec: Codec
+    readonly clock: Clock.Clock
+    readonly confirmedAt: Window.Instant
+  }) {
+    this.workId = options.workId
+    this.holderId = options.holderId
+    this.fencingToken = options.fencingToken
+    this.policy = options.policy
+    this.codec = options.codec
+    this.clock = options.clock
+    this.confirmedAt = options.confirmedAt
+  }
+
+  /** The milliseconds left for which the holder may rely on the lease. */
+  get remaining(): number {
+    return Window.windowMillis(this.policy) - this.sinceConfirmed
+  }
+
+  /** The milliseconds since the last operation that succeeded was sent. */
+  get sinceConfirmed(): number {
+    return Window.elapsedMillis(this.clock, this.confirmedAt)
+  }
+
+  /** An operation that was sent at `sentAt` has succeeded. */
+  confirm(sentAt: Window.Instant): void {
+    // Answers may arrive in another order than they were sent in.
+    if (sentAt.monotonic > this.confirmedAt.monotonic) this.confirmedAt = sentAt
+  }
+
+  /** Whether the work has to end now. */
+  get stopped(): boolean {
+    return this.loss !== undefined || this.handedOff !== undefined || this.overran
+  }
+
+  /** Calls back when the work has to end, at once if it already has to. Returns how to take that back. */
+  whenStopped(callback: () => void): () => void {
+    if (this.stopped) callback()
+    else this.onStop.add(callback)
+    return () => this.onStop.delete(callback)
+  }
+
+  private stop(): void {
+    for (const callback of this.onStop) callback()
+    this.onStop.clear()
+  }
+
+  lose(reason: LeaseLostReason): void {
+    if (this.loss !== undefined) return
+    this.loss = new LeaseLost({ workId: this.workId, reason })
+    Deferred.doneUnsafe(this.lost, Effect.fail(this.loss))
+    this.stop()
+  }
+
+  /** Work that goes on after its window has ended is lost, whether or not anybody has noticed yet. */
+  loseIfExhausted(): boolean {
+    if (this.loss === undefined && this.remaining <= 0) this.lose(new WindowExhausted(this))
+    return this.loss !== undefined
+  }
+
+  handOff(state: Option.Option<Backend.Stored>): void {
+    if (this.stopped) return
+    this.handedOff = { state }
+    this.stop()
+  }
+
+  overrun(): void {
+    if (this.stopped) return
+    this.overran = true
+    this.stop()
+  }
+
+  requestYield(request: Backend.YieldRequest): void {
+    this.yieldDeadline = Option.getOrUndefined(Option.map(request.remaining, (remaining) => ({
+      since: Window.now(this.clock),
+      millis: Duration.toMillis(remaining)
+    })))
+    Deferred.doneUnsafe(this.yieldRequested, Effect.void)
+  }
+
+  /** The milliseconds until the work has to have left; infinite if no deadline was set. */
+  get untilYieldDeadline(): number {
+    return this.yieldDeadline === undefined
+      ? Infinity
+      : this.yieldDeadline.millis - Window.elapsedMillis(this.clock, this.yieldDeadline.since)
+  }
+
+  /** The error of a refused operation. */
+  refusal(reply: { readonly _tag: "Fenced" | "Expired" }): Fenced | LeaseExpired {
+    return reply._tag === "Fenced" ? new Fenced(this) : new LeaseExpired(this)
+  }
+}

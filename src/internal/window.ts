@@ -1,0 +1,31 @@
+/**
+ * The window: the time for which a holder may still rely on its lease, judged
+ * locally.
+ */
+import type * as Clock from "effect/Clock"
+import * as Duration from "effect/Duration"
+import type * as Renewal from "../Renewal.ts"
+
+/** A moment on both of the process's clocks. */
+export interface Instant {
+  readonly wall: number
+  readonly monotonic: bigint
+}
+
+export const now = (clock: Clock.Clock): Instant => ({
+  wall: clock.currentTimeMillisUnsafe(),
+  monotonic: clock.monotonicTimeNanosUnsafe()
+})
+
+/**
+ * The larger of both, because either may stand still: the wall clock when it
+ * is set back, the monotonic one while the machine is suspended.
+ */
+export const elapsedMillis = (clock: Clock.Clock, since: Instant): number =>
+  Math.max(
+    clock.currentTimeMillisUnsafe() - since.wall,
+    Number(clock.monotonicTimeNanosUnsafe() - since.monotonic) / 1_000_000
+  )
+
+export const windowMillis = (policy: Renewal.Policy): number =>
+  Duration.toMillis(policy.ttl) - Duration.toMillis(policy.safetyMargin)

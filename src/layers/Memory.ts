@@ -1,0 +1,352 @@
+/**
+ * Leases in the memory of the process, on Effect's Clock: under `TestClock`,
+ * the test drives expiry, and everything is deterministic.
+ *
+ * Provide it once, around everything. Two processes in a test are two
+ * `Lease.layerWith({ holderId })` over it.
+ *
+ * **Example** (Two holders, one lease)
+ *
+ * ```ts
+ * import { Effect, Layer } from "effect"
+ * import { Lease } from "worklease"
+ * import * as Memory from "worklease/layers/Memory"
+ *
+ * const program = Effect.gen(function*() {
+ *   yield* Effect.provide(Lease.acquire("job"), Lease.layerWith({ holderId: "a" }))
+ *   return yield* Effect.flip(Effect.provide(Lease.acquire("job"), Lease.layerWith({ holderId: "b" })))
+ * })
+ *
+ * Effect.runPromise(program.pipe(Effect.provide(Memory.layer))) // LeaseHeld, by "a"
+ * ```
+ *
+ * @since 0.1.0
+ */
+import type { NonEmptyReadonlyArray } from "effect/Array"
+import * as Clock from "effect/Clock"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Latch from "effect/Latch"
+import * as Layer from "effect/Layer"
+import * as Option from "effect/Option"
+import * as Backend from "../Backend.ts"
+import { BackendError, TokenExhausted } from "../LeaseError.ts"
+
+/**
+ * Provides a `Backend` that keeps everything in memory, for as long as the
+ * layer lives.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const layer: Layer.Layer<Backend.Backend> = Layer.effect(Backend.Backend, Effect.suspend(() => make))
+
+// -----------------------------------------------------------------------------
+// internal
+// -----------------------------------------------------------------------------
+
+/** The same columns as every other backend's. Times are in microseconds. */
+interface Row {
+  readonly workId: string
+  holderId: string
+  fencingToken: bigint
+  attempt: string
+  expiresAt: bigint
+  exit: Backend.ReleaseRequest["exit"] | "forgotten" | undefined
+  sequence: bigint
+  state: Backend.Stored | undefined
+  termsWithoutProgress: number
+  prior: {
+    readonly exit: Backend.ExitMode | "expired"
+    readonly holderId: string
+    readonly fencingToken: bigint
+  } | undefined
+  priorAttempt: string | undefined
+  yieldRequest: { readonly deadline: bigint | undefined } | undefined
+}
+
+const maxToken = 2n ** 63n - 1n
+
+const micros = (duration: Duration.Duration): bigint => BigInt(Math.round(Duration.toMillis(duration) * 1000))
+
+const minimumRetention = Duration.hours(1)
+
+const make = Effect.gen(function*() {
+  const clock = yield* Clock.Clock
+  const rows = new Map<string, Row>()
+  const waiting = new Map<string, Set<Latch.Latch>>()
+  let highWaterMark = 0n
+
+  const clockMicros = (): bigint => clock.currentTimeNanosUnsafe() / 1000n
+
+  const batch =
+    <Request, Reply>(answer: (request: Request, now: bigint) => Reply | BackendError): Backend.Batch<Request, Reply> =>
+    (requests) =>
+      Effect.sync(() => {
+        const now = clockMicros()
+        return requests.map((request) => answer(request, now)) as unknown as NonEmptyReadonlyArray<
+          Reply | BackendError
+        >
+      })
+
+  const isHeld = (row: Row, now: bigint): boolean => row.exit === undefined && row.expiresAt > now
+
+  const isCurrent = (row: Row | undefined, term: Backend.Term): row is Row =>
+    row !== undefined && row.holderId === term.holderId && row.fencingToken === term.fencingToken
+
+  const wake = (workId: string): void => {
+    for (const latch of waiting.get(workId) ?? []) latch.openUnsafe()
+  }
+
+  /** What a holder that takes the row would be told. */
+  const priorOf = (row: Row): Pick<Row, "prior" | "termsWithoutProgress"> => {
+    switch (row.exit) {
+      case "forgotten":
+        return { prior: undefined, termsWithoutProgress: 0 }
+      case "given-back":
+        return row
+      default: {
+        const { fencingToken, holderId } = row
+        return {
+          prior: { exit: row.exit ?? "expired", holderId, fencingToken },
+          termsWithoutProgress: row.exit !== undefined
+            ? row.termsWithoutProgress
+            : row.sequence > 0n
+            ? 0
+            : row.termsWithoutProgress + 1
+        }
+      }
+    }
+  }
+
+  const acquired = (row: Row): Backend.Acquired => ({
+    _tag: "Acquired",
+    fencingToken: row.fencingToken,
+    expiresAt: Number(row.expiresAt) / 1000,
+    prior: {
+      state: Option.fromUndefinedOr(row.state),
+      term: Option.fromUndefinedOr(row.prior),
+      termsWithoutProgress: row.termsWithoutProgress
+    }
+  })
+
+  const acquire = batch<Backend.AcquireRequest, Backend.AcquireReply>((request, now) => {
+    const { attempt, holderId, workId } = request
+    const row = rows.get(workId)
+    if (row !== undefined) {
+      if (row.attempt === attempt) {
+        return isHeld(row, now) && row.holderId === holderId ? acquired(row) : { _tag: "AttemptEnded" }
+      }
+      if (row.priorAttempt === attempt) return { _tag: "AttemptEnded" }
+      if (isHeld(row, now)) {
+        return { _tag: "Held", holderId: row.holderId, remaining: Duration.micros(row.expiresAt - now) }
+      }
+    }
+    const previous = row?.fencingToken ?? highWaterMark
+    if (previous >= maxToken) {
+      return new BackendError({ operation: "acquire", outcome: "rejected", reason: new TokenExhausted({}) })
+    }
+    const taken: Row = {
+      workId,
+      holderId,
+      attempt,
+      fencingToken: previous + 1n > now ? previous + 1n : now,
+      expiresAt: now + micros(request.ttl),
+      exit: undefined,
+      sequence: 0n,
+      state: row?.state,
+      prior: undefined,
+      termsWithoutProgress: 0,
+      priorAttempt: row?.attempt,
+      yieldRequest: undefined
+    }
+    if (row !== undefined) {
+      const { prior, termsWithoutProgress } = priorOf(row)
+      taken.prior = prior
+      taken.termsWithoutProgress = termsWithoutProgress
+    }
+    rows.set(workId, taken)
+    return acquired(taken)
+  })
+
+  const extended = (row: Row, now: bigint): Backend.ExtendReply => ({
+    _tag: "Done",
+    expiresAt: Number(row.expiresAt) / 1000,
+    yieldRequest: Option.map(Option.fromUndefinedOr(row.yieldRequest), ({ deadline }) => ({
+      remaining: Option.map(
+        Option.fromUndefinedOr(deadline),
+        (deadline) => Duration.micros(deadline > now ? deadline - now : 0n)
+      )
+    }))
+  })
+
+  const renew = batch<Backend.RenewRequest, Backend.ExtendReply>((request, now) => {
+    const row = rows.get(request.workId)
+    if (!isCurrent(row, request)) return { _tag: "Fenced" }
+    if (!isHeld(row, now)) return { _tag: "Expired" }
+    row.expiresAt = now + micros(request.ttl)
+    return extended(row, now)
+  })
+
+  const checkpoint = batch<Backend.CheckpointRequest, Backend.ExtendReply>((request, now) => {
+    const row = rows.get(request.workId)
+    if (!isCurrent(row, request)) return { _tag: "Fenced" }
+    if (row.exit !== undefined) return { _tag: "Expired" }
+    if (request.sequence > row.sequence) {
+      row.sequence = request.sequence
+      row.state = copyOf(request.state)
+    }
+    if (request.sequence === row.sequence) row.expiresAt = now + micros(request.ttl)
+    return extended(row, now)
+  })
+
+  const release = batch<Backend.ReleaseRequest, Backend.TermReply>((request, now) => {
+    const row = rows.get(request.workId)
+    const prior = row?.prior
+    if (!isCurrent(row, request)) {
+      return prior !== undefined && prior.holderId === request.holderId &&
+          prior.fencingToken === request.fencingToken && prior.exit === request.exit
+        ? { _tag: "Done" }
+        : { _tag: "Fenced" }
+    }
+    if (row.exit !== undefined) return { _tag: row.exit === request.exit ? "Done" : "Expired" }
+    const revives = Option.isSome(request.state) || (request.exit === "given-back" && row.sequence === 0n)
+    if (!isHeld(row, now) && !revives) return { _tag: "Expired" }
+    if (Option.isSome(request.state) && request.state.value.sequence > row.sequence) {
+      row.sequence = request.state.value.sequence
+      row.state = copyOf(request.state.value.state)
+    }
+    row.exit = request.exit
+    row.expiresAt = now
+    if (request.exit !== "given-back") {
+      if (request.exit === "finished" || request.exit === "retired" || row.sequence > 0n) row.termsWithoutProgress = 0
+      else if (request.exit === "abandoned" && !request.interrupted) row.termsWithoutProgress++
+    }
+    wake(request.workId)
+    return { _tag: "Done" }
+  })
+
+  const read: Backend.Backend["Service"]["read"] = (term) =>
+    Effect.sync(() => {
+      const row = rows.get(term.workId)
+      return isCurrent(row, term) ? { _tag: "Done", state: Option.fromUndefinedOr(row.state) } : { _tag: "Fenced" }
+    })
+
+  const forget: Backend.Backend["Service"]["forget"] = (term) =>
+    Effect.sync(() => {
+      const row = rows.get(term.workId)
+      if (!isCurrent(row, term)) return { _tag: "Fenced" }
+      if (row.exit === "forgotten") return { _tag: "Done" }
+      row.exit = "forgotten"
+      row.expiresAt = clockMicros()
+      row.state = undefined
+      row.prior = undefined
+      row.termsWithoutProgress = 0
+      row.yieldRequest = undefined
+      wake(term.workId)
+      return { _tag: "Done" }
+    })
+
+  const requestYield: Backend.Backend["Service"]["requestYield"] = ({ deadline, workId }) =>
+    Effect.sync(() => {
+      const now = clockMicros()
+      const row = rows.get(workId)
+      if (row === undefined || !isHeld(row, now)) return false
+      row.yieldRequest = { deadline: Option.getOrUndefined(Option.map(deadline, (_) => now + micros(_))) }
+      return true
+    })
+
+  const sweep: Backend.Backend["Service"]["sweep"] = ({ limit, retention }) =>
+    Effect.sync(() => {
+      const before = clockMicros() - micros(Duration.max(retention, minimumRetention))
+      let swept = 0
+      for (const row of rows.values()) {
+        if (swept === limit) break
+        const exit = row.exit === "given-back" ? row.prior?.exit ?? "forgotten" : row.exit
+        if ((exit !== "retired" && exit !== "forgotten") || row.expiresAt >= before) continue
+        if (row.fencingToken > highWaterMark) highWaterMark = row.fencingToken
+        rows.delete(row.workId)
+        swept++
+      }
+      return swept
+    })
+
+  const list: Backend.Backend["Service"]["list"] = ({ after, limit, prefix }) =>
+    Effect.sync(() => {
+      const now = clockMicros()
+      return [...rows.values()]
+        .filter((row) =>
+          row.workId.startsWith(prefix) && (Option.isNone(after) || compareBytes(row.workId, after.value) > 0)
+        )
+        .sort((a, b) => compareBytes(a.workId, b.workId))
+        .slice(0, limit)
+        .map((row): Backend.LeaseRecord => ({
+          workId: row.workId,
+          term: row.exit === "given-back"
+            ? Option.map(Option.fromUndefinedOr(row.prior), ({ exit, fencingToken, holderId }) => ({
+              holderId,
+              fencingToken,
+              status: exit,
+              expiresAt: Number(row.expiresAt) / 1000
+            }))
+            : row.exit === "forgotten"
+            ? Option.none()
+            : Option.some({
+              holderId: row.holderId,
+              fencingToken: row.fencingToken,
+              status: row.exit ?? (isHeld(row, now) ? "held" : "expired"),
+              expiresAt: Number(row.expiresAt) / 1000
+            }),
+          state: Option.fromUndefinedOr(row.state),
+          termsWithoutProgress: isHeld(row, now) ? row.termsWithoutProgress : priorOf(row).termsWithoutProgress
+        }))
+    })
+
+  const subscribe = (workId: string) =>
+    Effect.map(
+      Effect.acquireRelease(
+        Effect.sync(() => {
+          const latch = Latch.makeUnsafe(false)
+          const latches = waiting.get(workId) ?? new Set()
+          waiting.set(workId, latches.add(latch))
+          return latch
+        }),
+        (latch) =>
+          Effect.sync(() => {
+            const latches = waiting.get(workId)
+            latches?.delete(latch)
+            if (latches?.size === 0) waiting.delete(workId)
+          })
+      ),
+      (latch) => Effect.andThen(latch.await, Effect.sync(() => latch.closeUnsafe()))
+    )
+
+  return Backend.Backend.of({
+    acquire,
+    renew,
+    checkpoint,
+    release,
+    read,
+    forget,
+    requestYield,
+    sweep,
+    list,
+    wakeups: Option.some(subscribe),
+    transaction: Option.none()
+  })
+})
+
+/** The caller keeps its array, and may write to it. */
+const copyOf = (state: Backend.Stored): Backend.Stored => ({ version: state.version, bytes: state.bytes.slice() })
+
+const utf8Encoder = new TextEncoder()
+
+/** UTF-16 and UTF-8 order strings differently beyond the basic plane. */
+const compareBytes = (a: string, b: string): number => {
+  const left = utf8Encoder.encode(a)
+  const right = utf8Encoder.encode(b)
+  for (let i = 0; i < Math.min(left.length, right.length); i++) {
+    if (left[i] !== right[i]) return left[i] - right[i]
+  }
+  return left.length - right.length
+}

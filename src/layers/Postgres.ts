@@ -1,0 +1,1054 @@
+/**
+ * Leases in PostgreSQL (14 and later), over the application's own `SqlClient`.
+ *
+ * Every operation is one statement per batch, in no transaction of its own, so
+ * that no connection is held between operations and a transaction-mode pooler
+ * may stand in between. The server's clock decides, read after the row is
+ * locked.
+ *
+ * `layer` migrates, then provides. `layerStorage` only provides, and needs no
+ * more than SELECT, INSERT, UPDATE and DELETE; run `layerMigrations` or the
+ * statements of `migrationSql` elsewhere then.
+ *
+ * **Example** (Leases in the application's database)
+ *
+ * ```ts
+ * import { PgClient } from "@effect/sql-pg"
+ * import { Config, Layer } from "effect"
+ * import { Lease } from "worklease"
+ * import * as Postgres from "worklease/layers/Postgres"
+ *
+ * const WorkleaseLayer = Lease.layer.pipe(
+ *   Layer.provide(Postgres.layer),
+ *   Layer.provideMerge(PgClient.layerConfig({ url: Config.Redacted("DATABASE_URL") }))
+ * )
+ * ```
+ *
+ * @since 0.1.0
+ */
+import type { NonEmptyReadonlyArray } from "effect/Array"
+import * as Cause from "effect/Cause"
+import * as Context from "effect/Context"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Layer from "effect/Layer"
+import * as Option from "effect/Option"
+import * as Predicate from "effect/Predicate"
+import * as SqlClient from "effect/sql/SqlClient"
+import * as SqlError from "effect/sql/SqlError"
+import * as Backend from "../Backend.ts"
+import { Fence } from "../Fence.ts"
+import { resend } from "../internal/resend.ts"
+import {
+  BackendError,
+  type BackendErrorReason,
+  Fenced,
+  InvalidConfig,
+  LeaseExpired,
+  Other,
+  PermissionDenied,
+  SchemaOutdated,
+  TimedOut,
+  TokenExhausted,
+  Unreachable
+} from "../LeaseError.ts"
+
+/**
+ * Where the tables are.
+ *
+ * @category options
+ * @since 0.1.0
+ */
+export interface Options {
+  /** The schema of the tables. Created by the migrations if it is missing. Defaults to `public`. */
+  readonly schema?: string | undefined
+  /**
+   * The name of the table of leases, and the beginning of the names of the
+   * others. At most 47 UTF-8 bytes. Defaults to `worklease`.
+   */
+  readonly table?: string | undefined
+}
+
+/**
+ * Migrates, then provides a `Backend` and a `Fence`. Fails with `BackendError`
+ * if the database cannot be reached or migrated.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const layer: Layer.Layer<Backend.Backend | Fence, BackendError, SqlClient.SqlClient> = Layer.suspend(() =>
+  layerOf(namesUnsafe({}))
+)
+
+/**
+ * Like `layer`, in another schema or under another name.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const layerWith = (
+  options: Options
+): Layer.Layer<Backend.Backend | Fence, BackendError | InvalidConfig, SqlClient.SqlClient> =>
+  Layer.unwrap(Effect.map(namesOf(options), layerOf))
+
+/**
+ * Provides a `Backend` and a `Fence` over tables that exist already. Sends
+ * nothing by itself: a missing table is a `BackendError` of the operation that
+ * misses it.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const layerStorage = (
+  options: Options
+): Layer.Layer<Backend.Backend | Fence, InvalidConfig, SqlClient.SqlClient> =>
+  Layer.unwrap(Effect.map(namesOf(options), storageOf))
+
+/**
+ * Migrates. Forward-only, and safe when several processes start at once.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const layerMigrations = (
+  options: Options
+): Layer.Layer<never, BackendError | InvalidConfig, SqlClient.SqlClient> =>
+  Layer.effectDiscard(Effect.flatMap(namesOf(options), migrate))
+
+/**
+ * The statements that `layerMigrations` runs on an empty database, for those
+ * who run their migrations elsewhere. Throws `InvalidConfig`.
+ *
+ * @category migrations
+ * @since 0.1.0
+ */
+export const migrationSql = (options?: Options): string => {
+  const names = namesUnsafe(options ?? {})
+  return [
+    `CREATE SCHEMA IF NOT EXISTS ${names.schema};`,
+    `${createHistory(names)};`,
+    ...migrations(names).flatMap((statements, index) => [
+      ...statements.map((statement) => `${statement};`),
+      `INSERT INTO ${names.history} (version) VALUES (${index + 1});`
+    ])
+  ].join("\n\n")
+}
+
+// -----------------------------------------------------------------------------
+// names
+// -----------------------------------------------------------------------------
+
+interface Names {
+  readonly schema: string
+  readonly leases: string
+  readonly highWaterMark: string
+  readonly history: string
+}
+
+/** PostgreSQL cuts longer names off, silently. */
+const maxNameBytes = 63
+const longestSuffix = "_high_water_mark"
+
+const namesOf = (options: Options): Effect.Effect<Names, InvalidConfig> =>
+  Effect.try({ try: () => namesUnsafe(options), catch: (error) => error as InvalidConfig })
+
+const namesUnsafe = (options: Options): Names => {
+  const schema = nameUnsafe("schema", options.schema ?? "public", maxNameBytes)
+  const table = nameUnsafe("table", options.table ?? "worklease", maxNameBytes - longestSuffix.length)
+  return {
+    schema: quoted(schema),
+    leases: `${quoted(schema)}.${quoted(table)}`,
+    highWaterMark: `${quoted(schema)}.${quoted(`${table}${longestSuffix}`)}`,
+    history: `${quoted(schema)}.${quoted(`${table}_migrations`)}`
+  }
+}
+
+const nameUnsafe = (field: string, name: string, maxBytes: number): string => {
+  const bytes = new TextEncoder().encode(name).byteLength
+  if (bytes >= 1 && bytes <= maxBytes && !name.includes("\0")) return name
+  throw new InvalidConfig({ field, why: `it must be 1 to ${maxBytes} UTF-8 bytes without NUL, not ${bytes}` })
+}
+
+/** The client's own quoting would split a name at its dots. */
+const quoted = (name: string): string => `"${name.replaceAll("\"", "\"\"")}"`
+
+// -----------------------------------------------------------------------------
+// migrations
+// -----------------------------------------------------------------------------
+
+/**
+ * Only ever appended to. The record has room for what later versions need, so
+ * that they need no migration.
+ *
+ * Half of each page stays free, and nothing that a renewal or a checkpoint
+ * writes is indexed: both are heap-only updates then.
+ */
+const migrations = (names: Names): ReadonlyArray<ReadonlyArray<string>> => [[
+  `CREATE TABLE ${names.leases} (
+  work_id text COLLATE "C" NOT NULL PRIMARY KEY,
+  holder_id text NOT NULL,
+  fencing_token bigint NOT NULL,
+  attempt text NOT NULL,
+  acquired_at timestamptz NOT NULL,
+  expires_at timestamptz NOT NULL,
+  exit text,
+  sequence bigint NOT NULL DEFAULT 0,
+  state_version integer,
+  state bytea,
+  terms_without_progress integer NOT NULL DEFAULT 0,
+  prior_exit text,
+  prior_holder_id text,
+  prior_fencing_token bigint,
+  prior_attempt text,
+  yield_requested boolean NOT NULL DEFAULT false,
+  yield_deadline timestamptz,
+  trace_context text
+) WITH (fillfactor = 50)`,
+  `CREATE TABLE ${names.highWaterMark} (
+  only_row boolean NOT NULL DEFAULT true PRIMARY KEY CHECK (only_row),
+  fencing_token bigint NOT NULL
+)`,
+  `INSERT INTO ${names.highWaterMark} (fencing_token) VALUES (0)`
+]]
+
+const requiredVersion = 1
+
+const createHistory = (names: Names): string =>
+  `CREATE TABLE IF NOT EXISTS ${names.history} (
+  version integer NOT NULL PRIMARY KEY,
+  applied_at timestamptz NOT NULL DEFAULT now()
+)`
+
+const migrate = (names: Names): Effect.Effect<void, BackendError, SqlClient.SqlClient> =>
+  Effect.flatMap(SqlClient.SqlClient, (client) => {
+    const sql = client.withoutTransforms()
+    const appliedVersion = Effect.map(
+      sql.unsafe<{ readonly version: number | null }>(`SELECT max(version) AS version FROM ${names.history}`),
+      ([row]) => row.version ?? 0
+    )
+    const pending = Effect.gen(function*() {
+      // Not IF NOT EXISTS alone, which fails when two sessions create the same thing at once.
+      yield* sql.unsafe(`SELECT pg_advisory_xact_lock(hashtextextended($1::text, 0))`, [`worklease:${names.history}`])
+      const [{ missing }] = yield* sql.unsafe<{ readonly missing: boolean }>(
+        // A schema that exists may be one in which this role may not create others.
+        `SELECT to_regnamespace($1::text) IS NULL AS missing`,
+        [names.schema]
+      )
+      if (missing) yield* sql.unsafe(`CREATE SCHEMA ${names.schema}`)
+      yield* sql.unsafe(createHistory(names))
+      const applied = yield* appliedVersion
+      for (const [index, statements] of migrations(names).entries()) {
+        if (index + 1 <= applied) continue
+        yield* Effect.forEach(statements, (statement) => sql.unsafe(statement), { discard: true })
+        yield* sql.unsafe(`INSERT INTO ${names.history} (version) VALUES ($1::integer)`, [index + 1])
+      }
+    })
+    return appliedVersion.pipe(
+      // Missing, or not to be read: what follows either creates it or says why it cannot.
+      Effect.catch((error) => Predicate.isTagged(error.reason, "ConnectionError") ? Effect.fail(error) : Effect.succeed(0)),
+      Effect.flatMap((applied) => applied >= requiredVersion ? Effect.void : transactionOf(sql, pending)),
+      Effect.mapError((error) => toBackendError("migrate", error)),
+      Effect.withTracerEnabled(false)
+    )
+  })
+
+// -----------------------------------------------------------------------------
+// statements
+// -----------------------------------------------------------------------------
+
+const micros = (duration: Duration.Duration): bigint => BigInt(Math.round(Duration.toMillis(duration) * 1000))
+
+const epochMicros = (instant: string): string => `(extract(epoch FROM ${instant}) * 1000000)::bigint`
+
+const interval = (micros: string): string => `${micros} * interval '1 microsecond'`
+
+const maxToken = "9223372036854775807"
+
+/** What a holder that takes row `k` would be told of the terms without progress. */
+const countAfter = `CASE
+      WHEN k.exit = 'forgotten' THEN 0
+      WHEN k.exit IS NOT NULL THEN k.terms_without_progress
+      WHEN k.sequence > 0 THEN 0
+      ELSE k.terms_without_progress + 1
+    END`
+
+/**
+ * Probes by the statement's snapshot, and locks only rows that are free by it:
+ * a refused acquire writes nothing, and skips what is locked instead of
+ * waiting. Whether a row is free is then decided on the locked row, by a clock
+ * that is read after that.
+ */
+const acquireSql = (names: Names): string =>
+  `WITH input AS MATERIALIZED (
+  SELECT work_id COLLATE "C" AS work_id, holder_id, attempt, ttl, item
+  FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[]) WITH ORDINALITY
+    AS i (work_id, holder_id, attempt, ttl, item)
+), seen AS MATERIALIZED (
+  SELECT l.* FROM ${names.leases} l JOIN input i ON i.work_id = l.work_id
+), locked AS MATERIALIZED (
+  SELECT l.* FROM ${names.leases} l JOIN input i ON i.work_id = l.work_id
+  WHERE (l.exit IS NOT NULL OR l.expires_at <= clock_timestamp())
+    AND l.attempt <> i.attempt AND l.prior_attempt IS DISTINCT FROM i.attempt
+  ORDER BY l.work_id
+  FOR UPDATE OF l SKIP LOCKED
+), clock AS MATERIALIZED (
+  SELECT clock_timestamp() AS now, count(*) AS locked FROM locked
+), mark AS MATERIALIZED (
+  SELECT coalesce(max(fencing_token), 0) AS fencing_token FROM ${names.highWaterMark}
+), decided AS MATERIALIZED (
+  SELECT i.*, c.now, c.now + ${interval("i.ttl")} AS expires_at, ${epochMicros("c.now")} AS now_micros,
+    s.holder_id AS seen_holder_id, s.expires_at AS seen_expires_at, m.fencing_token AS mark,
+    CASE
+      WHEN k.work_id IS NOT NULL THEN CASE
+        WHEN k.exit IS NULL AND k.expires_at > c.now THEN 'Contended'
+        WHEN k.fencing_token = ${maxToken} THEN 'Exhausted'
+        ELSE 'Take'
+      END
+      WHEN s.work_id IS NULL THEN CASE WHEN m.fencing_token = ${maxToken} THEN 'Exhausted' ELSE 'Insert' END
+      WHEN s.attempt = i.attempt THEN CASE
+        WHEN s.exit IS NULL AND s.expires_at > c.now AND s.holder_id = i.holder_id THEN 'Again'
+        ELSE 'AttemptEnded'
+      END
+      WHEN s.prior_attempt = i.attempt THEN 'AttemptEnded'
+      WHEN s.exit IS NULL AND s.expires_at > c.now THEN 'Held'
+      ELSE 'Contended'
+    END AS reply
+  FROM input i
+  CROSS JOIN clock c
+  CROSS JOIN mark m
+  LEFT JOIN seen s ON s.work_id = i.work_id
+  LEFT JOIN locked k ON k.work_id = i.work_id
+), taken AS (
+  UPDATE ${names.leases} l SET
+    holder_id = d.holder_id,
+    fencing_token = greatest(k.fencing_token + 1, d.now_micros),
+    attempt = d.attempt,
+    acquired_at = d.now,
+    expires_at = d.expires_at,
+    exit = NULL,
+    sequence = 0,
+    terms_without_progress = ${countAfter},
+    prior_exit = CASE k.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN k.prior_exit
+      ELSE coalesce(k.exit, 'expired') END,
+    prior_holder_id = CASE k.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN k.prior_holder_id
+      ELSE k.holder_id END,
+    prior_fencing_token = CASE k.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN k.prior_fencing_token
+      ELSE k.fencing_token END,
+    prior_attempt = k.attempt,
+    yield_requested = false,
+    yield_deadline = NULL,
+    trace_context = NULL
+  FROM decided d JOIN locked k ON k.work_id = d.work_id
+  WHERE d.reply = 'Take' AND l.work_id = d.work_id
+  RETURNING l.*
+), inserted AS (
+  INSERT INTO ${names.leases} (work_id, holder_id, fencing_token, attempt, acquired_at, expires_at)
+  SELECT d.work_id, d.holder_id, greatest(d.mark + 1, d.now_micros), d.attempt, d.now, d.expires_at
+  FROM decided d WHERE d.reply = 'Insert' ORDER BY d.work_id
+  ON CONFLICT (work_id) DO NOTHING
+  RETURNING *
+), held AS (
+  SELECT * FROM taken UNION ALL SELECT * FROM inserted
+  UNION ALL SELECT s.* FROM seen s JOIN decided d ON d.work_id = s.work_id WHERE d.reply = 'Again'
+)
+SELECT
+  CASE WHEN h.work_id IS NOT NULL THEN 'Acquired' WHEN d.reply = 'Insert' THEN 'Contended' ELSE d.reply END AS reply,
+  d.seen_holder_id AS holder_id,
+  ${epochMicros("d.seen_expires_at")} - d.now_micros AS remaining,
+  h.fencing_token, ${epochMicros("h.expires_at")} AS expires_at, h.state_version, h.state,
+  h.terms_without_progress, h.prior_exit, h.prior_holder_id, h.prior_fencing_token,
+  current_setting('transaction_isolation') AS isolation
+FROM decided d LEFT JOIN held h ON h.work_id = d.work_id
+ORDER BY d.item`
+
+/**
+ * Locks the rows of a batch by work ID only, in order, skipping those that are
+ * locked; what is current and unexpired is decided on the locked rows, by a
+ * clock that is read after that. So no two batches wait for each other, none
+ * waits for one row, and no decision is older than its lock.
+ */
+const lockRows = (names: Names, skipLocked: boolean): string =>
+  `locked AS MATERIALIZED (
+  SELECT l.* FROM ${names.leases} l WHERE l.work_id IN (SELECT i.work_id FROM input i)
+  ORDER BY l.work_id
+  FOR NO KEY UPDATE${skipLocked ? " SKIP LOCKED" : ""}
+), clock AS MATERIALIZED (
+  SELECT clock_timestamp() AS now, count(*) AS locked FROM locked
+)`
+
+/** The reply to an item `i` whose row `k` is not the current term's, if it is not. */
+const notCurrent = (names: Names): string =>
+  `WHEN k.work_id IS NULL THEN
+        CASE WHEN EXISTS (SELECT FROM ${names.leases} s WHERE s.work_id = i.work_id) THEN 'Busy' ELSE 'Fenced' END
+      WHEN k.holder_id <> i.holder_id OR k.fencing_token <> i.fencing_token THEN 'Fenced'`
+
+const extendColumns = `d.reply, ${epochMicros("coalesce(u.expires_at, d.expires_at)")} AS expires_at, d.yield_requested,
+  ${epochMicros("d.yield_deadline")} - ${epochMicros("d.now")} AS yield_remaining,
+  current_setting('transaction_isolation') AS isolation`
+
+const renewSql = (names: Names): string =>
+  `WITH input AS MATERIALIZED (
+  SELECT work_id COLLATE "C" AS work_id, holder_id, fencing_token, ttl, item
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[]) WITH ORDINALITY
+    AS i (work_id, holder_id, fencing_token, ttl, item)
+), ${lockRows(names, true)}, decided AS MATERIALIZED (
+  SELECT i.item, i.work_id, i.ttl, c.now, k.expires_at, k.yield_requested, k.yield_deadline,
+    CASE
+      ${notCurrent(names)}
+      WHEN k.exit IS NOT NULL OR k.expires_at <= c.now THEN 'Expired'
+      ELSE 'Done'
+    END AS reply
+  FROM input i CROSS JOIN clock c LEFT JOIN locked k ON k.work_id = i.work_id
+), updated AS (
+  UPDATE ${names.leases} l SET expires_at = d.now + ${interval("d.ttl")}
+  FROM decided d WHERE d.reply = 'Done' AND l.work_id = d.work_id
+  RETURNING l.work_id, l.expires_at
+)
+SELECT ${extendColumns}
+FROM decided d LEFT JOIN updated u ON u.work_id = d.work_id
+ORDER BY d.item`
+
+const checkpointSql = (names: Names, skipLocked: boolean): string =>
+  `WITH input AS MATERIALIZED (
+  SELECT work_id COLLATE "C" AS work_id, holder_id, fencing_token, ttl, sequence, state_version, state, item
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[])
+    WITH ORDINALITY AS i (work_id, holder_id, fencing_token, ttl, sequence, state_version, state, item)
+), ${lockRows(names, skipLocked)}, decided AS MATERIALIZED (
+  SELECT i.*, c.now, k.expires_at, k.sequence AS stored, k.yield_requested, k.yield_deadline,
+    CASE
+      ${notCurrent(names)}
+      WHEN k.exit IS NOT NULL THEN 'Expired'
+      ELSE 'Done'
+    END AS reply
+  FROM input i CROSS JOIN clock c LEFT JOIN locked k ON k.work_id = i.work_id
+), updated AS (
+  UPDATE ${names.leases} l SET
+    expires_at = d.now + ${interval("d.ttl")},
+    sequence = d.sequence,
+    state_version = CASE WHEN d.sequence > d.stored THEN d.state_version ELSE l.state_version END,
+    state = CASE WHEN d.sequence > d.stored THEN d.state ELSE l.state END
+  FROM decided d WHERE d.reply = 'Done' AND d.sequence >= d.stored AND l.work_id = d.work_id
+  RETURNING l.work_id, l.expires_at
+)
+SELECT ${extendColumns}
+FROM decided d LEFT JOIN updated u ON u.work_id = d.work_id
+ORDER BY d.item`
+
+const releaseSql = (names: Names): string =>
+  `WITH input AS MATERIALIZED (
+  SELECT work_id COLLATE "C" AS work_id, holder_id, fencing_token, exit, interrupted, sequence, state_version, state, item
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::boolean[], $6::bigint[], $7::bigint[], $8::bytea[])
+    WITH ORDINALITY
+    AS i (work_id, holder_id, fencing_token, exit, interrupted, sequence, state_version, state, item)
+), ${lockRows(names, true)}, decided AS MATERIALIZED (
+  SELECT i.*, c.now, k.exit IS NOT NULL AS already, greatest(k.sequence, i.sequence) AS last_sequence,
+    i.sequence > k.sequence AS stores,
+    CASE
+      WHEN k.work_id IS NOT NULL AND (k.holder_id <> i.holder_id OR k.fencing_token <> i.fencing_token)
+        AND k.prior_holder_id = i.holder_id AND k.prior_fencing_token = i.fencing_token AND k.prior_exit = i.exit
+        THEN 'Done'
+      ${notCurrent(names)}
+      WHEN k.exit IS NOT NULL THEN CASE WHEN k.exit = i.exit THEN 'Done' ELSE 'Expired' END
+      WHEN k.expires_at <= c.now AND i.sequence = 0 AND NOT (i.exit = 'given-back' AND k.sequence = 0) THEN 'Expired'
+      ELSE 'Release'
+    END AS reply
+  FROM input i CROSS JOIN clock c LEFT JOIN locked k ON k.work_id = i.work_id
+), updated AS (
+  UPDATE ${names.leases} l SET
+    exit = d.exit,
+    expires_at = d.now,
+    sequence = d.last_sequence,
+    state_version = CASE WHEN d.stores THEN d.state_version ELSE l.state_version END,
+    state = CASE WHEN d.stores THEN d.state ELSE l.state END,
+    terms_without_progress = CASE
+      WHEN d.exit = 'given-back' THEN l.terms_without_progress
+      WHEN d.exit IN ('finished', 'retired') OR d.last_sequence > 0 THEN 0
+      WHEN d.exit = 'abandoned' AND NOT d.interrupted THEN l.terms_without_progress + 1
+      ELSE l.terms_without_progress
+    END
+  FROM decided d WHERE d.reply = 'Release' AND l.work_id = d.work_id
+  RETURNING l.work_id
+)
+SELECT CASE WHEN d.reply = 'Release' THEN 'Done' ELSE d.reply END AS reply,
+  current_setting('transaction_isolation') AS isolation
+FROM decided d LEFT JOIN updated u ON u.work_id = d.work_id
+ORDER BY d.item`
+
+const readSql = (names: Names): string =>
+  `SELECT l.state_version, l.state FROM ${names.leases} l
+WHERE l.work_id = $1::text AND l.holder_id = $2::text AND l.fencing_token = $3::bigint`
+
+/** Never deletes: a row that is gone could not keep its token. */
+const forgetSql = (names: Names): string =>
+  `WITH input AS MATERIALIZED (
+  SELECT $1::text COLLATE "C" AS work_id, $2::text AS holder_id, $3::bigint AS fencing_token
+), ${lockRows(names, true)}, decided AS MATERIALIZED (
+  SELECT i.work_id, c.now, k.exit,
+    CASE
+      ${notCurrent(names)}
+      ELSE 'Done'
+    END AS reply
+  FROM input i CROSS JOIN clock c LEFT JOIN locked k ON k.work_id = i.work_id
+), updated AS (
+  UPDATE ${names.leases} l SET
+    exit = 'forgotten',
+    expires_at = d.now,
+    state_version = NULL,
+    state = NULL,
+    terms_without_progress = 0,
+    prior_exit = NULL,
+    prior_holder_id = NULL,
+    prior_fencing_token = NULL,
+    yield_requested = false,
+    yield_deadline = NULL,
+    trace_context = NULL
+  FROM decided d WHERE d.reply = 'Done' AND d.exit IS DISTINCT FROM 'forgotten' AND l.work_id = d.work_id
+  RETURNING l.work_id
+)
+SELECT d.reply, current_setting('transaction_isolation') AS isolation
+FROM decided d LEFT JOIN updated u ON u.work_id = d.work_id`
+
+const requestYieldSql = (names: Names): string =>
+  `UPDATE ${names.leases} l SET
+  yield_requested = true,
+  yield_deadline = clock_timestamp() + ${interval("$2::bigint")}
+WHERE l.work_id = $1::text AND l.exit IS NULL AND l.expires_at > clock_timestamp()
+RETURNING 1 AS asked, current_setting('transaction_isolation') AS isolation`
+
+const sweepSql = (names: Names): string =>
+  `WITH ended AS MATERIALIZED (
+  SELECT l.work_id, l.fencing_token FROM ${names.leases} l
+  WHERE (
+      l.exit IN ('retired', 'forgotten')
+      OR (l.exit = 'given-back' AND coalesce(l.prior_exit, 'retired') = 'retired')
+    )
+    AND l.expires_at < clock_timestamp() - greatest(${interval("$1::bigint")}, interval '1 hour')
+  ORDER BY l.work_id
+  LIMIT $2::bigint
+  FOR UPDATE SKIP LOCKED
+), raised AS (
+  UPDATE ${names.highWaterMark} m SET fencing_token = greatest(m.fencing_token, e.fencing_token)
+  FROM (SELECT max(fencing_token) AS fencing_token FROM ended) e WHERE e.fencing_token IS NOT NULL
+), deleted AS (
+  DELETE FROM ${names.leases} l USING ended e WHERE l.work_id = e.work_id RETURNING l.work_id
+)
+SELECT count(*) AS swept, current_setting('transaction_isolation') AS isolation FROM deleted`
+
+const listSql = (names: Names): string =>
+  `SELECT k.work_id, k.state_version, k.state, ${epochMicros("k.expires_at")} AS expires_at,
+  CASE
+    WHEN k.exit = 'given-back' THEN k.prior_exit
+    WHEN k.exit = 'forgotten' THEN NULL
+    WHEN k.exit IS NOT NULL THEN k.exit
+    WHEN k.expires_at > c.now THEN 'held'
+    ELSE 'expired'
+  END AS status,
+  CASE WHEN k.exit = 'given-back' THEN k.prior_holder_id ELSE k.holder_id END AS holder_id,
+  CASE WHEN k.exit = 'given-back' THEN k.prior_fencing_token ELSE k.fencing_token END AS fencing_token,
+  CASE WHEN k.exit IS NULL AND k.expires_at > c.now THEN k.terms_without_progress ELSE ${countAfter} END
+    AS terms_without_progress
+FROM ${names.leases} k CROSS JOIN (SELECT clock_timestamp() AS now) c
+WHERE starts_with(k.work_id, $1::text) AND k.work_id COLLATE "C" >= $1::text
+  AND ($2::text IS NULL OR k.work_id COLLATE "C" > $2::text)
+ORDER BY k.work_id COLLATE "C"
+LIMIT $3::bigint`
+
+/**
+ * Pins the term: a takeover locks for update and is refused, while the
+ * holder's own renewals pass. The timeouts are lowered, never raised, to what
+ * is left of the window, so that the server ends the transaction of a frozen
+ * holder.
+ */
+const fenceSql = (names: Names): string => {
+  const lowered = (setting: string) =>
+    `set_config('${setting}', (
+    SELECT ceil(least(nullif(extract(epoch FROM current_setting('${setting}')::interval) * 1000, 0), $4::bigint))::text
+  ), true)`
+  return `WITH locked AS MATERIALIZED (
+  SELECT l.* FROM ${names.leases} l WHERE l.work_id = $1::text
+  FOR KEY SHARE
+), clock AS MATERIALIZED (
+  SELECT clock_timestamp() AS now, count(*) AS locked FROM locked
+)
+SELECT
+  CASE
+    WHEN k.work_id IS NULL OR k.holder_id <> $2::text OR k.fencing_token <> $3::bigint THEN 'Fenced'
+    WHEN k.exit IS NOT NULL OR k.expires_at <= c.now THEN 'Expired'
+    ELSE 'Done'
+  END AS reply,
+  ${lowered("idle_in_transaction_session_timeout")} AS idle,
+  ${lowered("statement_timeout")} AS statement,
+  CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN ${lowered("transaction_timeout")} END
+    AS transaction
+FROM clock c LEFT JOIN locked k ON true`
+}
+
+/** Waits until the transaction that may have stored it has ended. */
+const settleSql = (names: Names): string =>
+  `SELECT l.sequence FROM ${names.leases} l
+WHERE l.work_id = $1::text AND l.holder_id = $2::text AND l.fencing_token = $3::bigint
+FOR NO KEY UPDATE`
+
+// -----------------------------------------------------------------------------
+// storage
+// -----------------------------------------------------------------------------
+
+type Integer = number | bigint | string
+
+interface AcquireRow {
+  readonly reply: "Acquired" | "Held" | "Contended" | "AttemptEnded" | "Exhausted"
+  readonly holder_id: string | null
+  readonly remaining: Integer | null
+  readonly fencing_token: Integer | null
+  readonly expires_at: Integer | null
+  readonly state_version: number | null
+  readonly state: Uint8Array | null
+  readonly terms_without_progress: number | null
+  readonly prior_exit: Backend.ExitMode | "expired" | null
+  readonly prior_holder_id: string | null
+  readonly prior_fencing_token: Integer | null
+}
+
+interface TermRow {
+  readonly reply: "Done" | "Fenced" | "Expired" | "Busy"
+}
+
+interface ExtendRow extends TermRow {
+  readonly expires_at: Integer | null
+  readonly yield_requested: boolean | null
+  readonly yield_remaining: Integer | null
+}
+
+const layerOf = (names: Names): Layer.Layer<Backend.Backend | Fence, BackendError, SqlClient.SqlClient> =>
+  Layer.provideMerge(storageOf(names), Layer.effectDiscard(migrate(names)))
+
+const storageOf = (names: Names): Layer.Layer<Backend.Backend | Fence, never, SqlClient.SqlClient> =>
+  Layer.effectContext(Effect.map(SqlClient.SqlClient, (client) => makeStorage(names, client.withoutTransforms())))
+
+const readCommitted = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
+const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Backend.Backend | Fence> => {
+  const text = {
+    acquire: acquireSql(names),
+    renew: renewSql(names),
+    checkpoint: checkpointSql(names, true),
+    checkpointJoined: checkpointSql(names, false),
+    release: releaseSql(names),
+    read: readSql(names),
+    forget: forgetSql(names),
+    requestYield: requestYieldSql(names),
+    sweep: sweepSql(names),
+    list: listSql(names),
+    fence: fenceSql(names),
+    settle: settleSql(names)
+  }
+
+  // Until a statement shows that the default is another level, each runs by itself.
+  let isReadCommitted = true
+
+  /** Runs a statement at read committed, outside of any transaction that the caller has open. */
+  const run = <Row extends object>(
+    operation: string,
+    text: string,
+    parameters: ReadonlyArray<unknown>
+  ): Effect.Effect<ReadonlyArray<Row>, BackendError> => {
+    const statement = sql.unsafe<Row & { readonly isolation?: string }>(text, parameters)
+    const attempt: Effect.Effect<ReadonlyArray<Row>, SqlError.SqlError> = Effect.suspend(() => {
+      if (!isReadCommitted) return transactionOf(sql, statement)
+      return Effect.tap(statement, ([row]) =>
+        Effect.sync(() => {
+          // What has succeeded at a stricter level holds; only, the next may not succeed.
+          isReadCommitted = row?.isolation === undefined || row.isolation === "read committed"
+        })).pipe(
+          // Impossible at read committed, and surely not applied.
+          Effect.catchIf((error) => codeOf(error) === "40001", () =>
+            Effect.suspend(() => {
+              isReadCommitted = false
+              return transactionOf(sql, statement)
+            }))
+        )
+    })
+    return outside(attempt).pipe(
+      Effect.mapError((error) => toBackendError(operation, error)),
+      Effect.withTracerEnabled(false)
+    )
+  }
+
+  const outside = <A, E>(effect: Effect.Effect<A, E>): Effect.Effect<A, E> =>
+    Effect.updateContext(effect, (context: Context.Context<never>) => Context.omit(sql.transactionService)(context))
+
+  const openTransaction = Effect.serviceOption(sql.transactionService)
+
+  const acquire: Backend.Backend["Service"]["acquire"] = (requests) =>
+    Effect.map(
+      run<AcquireRow>("acquire", text.acquire, [
+        requests.map((_) => _.workId),
+        requests.map((_) => _.holderId),
+        requests.map((_) => _.attempt),
+        requests.map((_) => micros(_.ttl))
+      ]),
+      (rows) =>
+        nonEmpty(rows.map((row): Backend.AcquireReply | BackendError => {
+          switch (row.reply) {
+            case "Acquired":
+              return {
+                _tag: "Acquired",
+                fencingToken: BigInt(row.fencing_token!),
+                expiresAt: toMillis(row.expires_at!),
+                prior: {
+                  state: storedOf(row.state_version, row.state),
+                  term: row.prior_exit === null ? Option.none() : Option.some({
+                    exit: row.prior_exit,
+                    holderId: row.prior_holder_id!,
+                    fencingToken: BigInt(row.prior_fencing_token!)
+                  }),
+                  termsWithoutProgress: row.terms_without_progress!
+                }
+              }
+            case "Held":
+              return { _tag: "Held", holderId: row.holder_id!, remaining: Duration.micros(BigInt(row.remaining!)) }
+            case "Exhausted":
+              return new BackendError({ operation: "acquire", outcome: "rejected", reason: new TokenExhausted({}) })
+            default:
+              return { _tag: row.reply }
+          }
+        }))
+    )
+
+  const renew: Backend.Backend["Service"]["renew"] = (requests) =>
+    Effect.map(
+      run<ExtendRow>("renew", text.renew, [...termParameters(requests), requests.map((_) => micros(_.ttl))]),
+      (rows) => nonEmpty(rows.map(extendReply))
+    )
+
+  const checkpointParameters = (requests: NonEmptyReadonlyArray<Backend.CheckpointRequest>) => [
+    ...termParameters(requests),
+    requests.map((_) => micros(_.ttl)),
+    requests.map((_) => _.sequence),
+    requests.map((_) => BigInt(_.state.version)),
+    requests.map((_) => _.state.bytes)
+  ]
+
+  const checkpoint: Backend.Backend["Service"]["checkpoint"] = (requests) =>
+    Effect.flatMap(openTransaction, (transaction) =>
+      Option.isSome(transaction)
+        ? checkpointJoined(requests, transaction.value[1])
+        : Effect.map(
+          run<ExtendRow>("checkpoint", text.checkpoint, checkpointParameters(requests)),
+          (rows) => nonEmpty(rows.map(extendReply))
+        ))
+
+  const checkpointJoined = (requests: NonEmptyReadonlyArray<Backend.CheckpointRequest>, depth: number) =>
+    sql.unsafe<ExtendRow>(text.checkpointJoined, checkpointParameters(requests)).pipe(
+      Effect.mapError((error) => toBackendError("checkpoint", error)),
+      Effect.map((rows) => nonEmpty(rows.map(extendReply))),
+      Effect.tap((replies) => replies.every((reply) => reply._tag === "Done") ? Effect.void : doom(depth)),
+      Effect.withTracerEnabled(false)
+    )
+
+  /**
+   * A transaction with a refused checkpoint must not commit, whatever the
+   * user's code does with the error. An error aborts it; but one that a
+   * savepoint can undo ends the session instead.
+   */
+  const doom = (depth: number): Effect.Effect<void> =>
+    Effect.ignoreCause(
+      depth > 0 && !exclusive
+        ? sql.unsafe("SELECT pg_terminate_backend(pg_backend_pid())")
+        : sql.unsafe("DO $$ BEGIN RAISE EXCEPTION 'worklease: a checkpoint in this transaction was refused'; END $$")
+    )
+
+  const release: Backend.Backend["Service"]["release"] = (requests) =>
+    Effect.map(
+      run<TermRow>("release", text.release, [
+        ...termParameters(requests),
+        requests.map((_) => _.exit),
+        requests.map((_) => _.interrupted),
+        requests.map((_) => Option.match(_.state, { onNone: () => 0n, onSome: (_) => _.sequence })),
+        requests.map((_) => Option.match(_.state, { onNone: () => 0n, onSome: (_) => BigInt(_.state.version) })),
+        requests.map((_) => Option.match(_.state, { onNone: () => noBytes, onSome: (_) => _.state.bytes }))
+      ]),
+      (rows) => nonEmpty(rows.map(termReply))
+    )
+
+  const read: Backend.Backend["Service"]["read"] = (term) =>
+    Effect.map(
+      run<{ readonly state_version: number | null; readonly state: Uint8Array | null }>(
+        "readCheckpoint",
+        text.read,
+        [term.workId, term.holderId, term.fencingToken]
+      ),
+      ([row]) =>
+        row === undefined ? { _tag: "Fenced" } : { _tag: "Done", state: storedOf(row.state_version, row.state) }
+    )
+
+  const forget: Backend.Backend["Service"]["forget"] = (term) =>
+    Effect.map(
+      run<TermRow>("forget", text.forget, [term.workId, term.holderId, term.fencingToken]),
+      ([row]) => termReply(row)
+    )
+
+  const requestYield: Backend.Backend["Service"]["requestYield"] = ({ deadline, workId }) =>
+    Effect.map(
+      run("requestYield", text.requestYield, [workId, Option.getOrNull(Option.map(deadline, micros))]),
+      (rows) => rows.length > 0
+    )
+
+  const sweep: Backend.Backend["Service"]["sweep"] = ({ limit, retention }) =>
+    Effect.map(
+      run<{ readonly swept: Integer }>("sweep", text.sweep, [micros(retention), BigInt(limit)]),
+      ([row]) => Number(row.swept)
+    )
+
+  const list: Backend.Backend["Service"]["list"] = ({ after, limit, prefix }) =>
+    Effect.map(
+      run<{
+        readonly work_id: string
+        readonly state_version: number | null
+        readonly state: Uint8Array | null
+        readonly expires_at: Integer
+        readonly status: "held" | "expired" | Backend.ExitMode | null
+        readonly holder_id: string
+        readonly fencing_token: Integer
+        readonly terms_without_progress: number
+      }>("list", text.list, [prefix, Option.getOrNull(after), BigInt(limit)]),
+      (rows) =>
+        rows.map((row): Backend.LeaseRecord => ({
+          workId: row.work_id,
+          term: row.status === null ? Option.none() : Option.some({
+            holderId: row.holder_id,
+            fencingToken: BigInt(row.fencing_token),
+            status: row.status,
+            expiresAt: toMillis(row.expires_at)
+          }),
+          state: storedOf(row.state_version, row.state),
+          termsWithoutProgress: row.terms_without_progress
+        }))
+    )
+
+  const exclusive = isExclusive(sql)
+
+  const backend = Backend.Backend.of({
+    acquire,
+    renew,
+    checkpoint,
+    release,
+    read,
+    forget,
+    requestYield,
+    sweep,
+    list,
+    wakeups: Option.none(),
+    transaction: Option.some({
+      isOpen: Effect.map(openTransaction, Option.isSome),
+      afterCommit: sql.afterCommit,
+      exclusive
+    })
+  })
+
+  // ---------------------------------------------------------------------------
+  // fence
+  // ---------------------------------------------------------------------------
+
+  const transaction: Fence["Service"]["transaction"] = <A, EX, R>(
+    self: Effect.Effect<A, EX, R>,
+    options: Parameters<Fence["Service"]["transaction"]>[1]
+  ): Effect.Effect<A, EX | BackendError | Fenced | LeaseExpired, R> =>
+    Effect.flatMap(SqlClient.BeginTransaction, (begin) => {
+      const { term } = options
+      const parameters = [term.workId, term.holderId, term.fencingToken]
+      let succeeded: { readonly value: A } | undefined
+
+      const pin = sql.unsafe<{ readonly reply: "Done" | "Fenced" | "Expired" }>(text.fence, [
+        ...parameters,
+        BigInt(Math.max(1, Math.ceil(Duration.toMillis(options.window))))
+      ]).pipe(
+        Effect.withTracerEnabled(false),
+        Effect.flatMap(([row]) =>
+          row.reply === "Done"
+            ? Effect.void
+            : Effect.fail(new Ended(Cause.fail(row.reply === "Fenced" ? new Fenced(term) : new LeaseExpired(term))))
+        )
+      )
+
+      const body = Effect.matchCauseEffect(Effect.provideService(self, SqlClient.BeginTransaction, begin), {
+        onFailure: (cause) => Effect.fail(new Ended(cause)),
+        onSuccess: (value) =>
+          Effect.sync(() => {
+            succeeded = { value }
+            return value
+          })
+      })
+
+      /** COMMIT was not answered: whether it took effect, the stored sequence tells. */
+      const settle = (error: BackendError, value: A): Effect.Effect<A, BackendError> =>
+        Effect.flatMap(options.joined, (joined) => {
+          if (error.outcome === "rejected" || Option.isNone(joined)) return Effect.fail(error)
+          return resend(
+            Effect.map(run<{ readonly sequence: Integer }>("settle", text.settle, parameters), ([row]) => ({
+              _tag: "Settled",
+              sequence: row === undefined ? undefined : BigInt(row.sequence)
+            })),
+            { operation: "settle", workId: term.workId, persistent: true, remaining: options.remaining }
+          ).pipe(
+            Effect.catch(() => Effect.fail(error)),
+            Effect.flatMap(({ sequence }) => {
+              // A successor has the row, so nothing is left that would tell.
+              if (sequence === undefined) return Effect.fail(error)
+              return sequence >= joined.value
+                ? Effect.as(options.settled, value)
+                : Effect.fail(backendError("transaction", "rejected", error.reason))
+            })
+          )
+        })
+
+      return sql.withTransaction(Effect.andThen(pin, body)).pipe(
+        Effect.provideService(SqlClient.BeginTransaction, readCommitted),
+        Effect.catchCause((cause): Effect.Effect<A, EX | BackendError | Fenced | LeaseExpired> => {
+          // A rollback that fails makes defects of the failures it meets.
+          const errors = cause.reasons.flatMap((reason) =>
+            Cause.isFailReason(reason) ? [reason.error] : Cause.isDieReason(reason) ? [reason.defect] : []
+          )
+          const ended = errors.find((error) => error instanceof Ended)
+          if (ended !== undefined) return Effect.failCause(ended.cause as Cause.Cause<EX | Fenced | LeaseExpired>)
+          const failed = errors.find(SqlError.isSqlError)
+          if (failed === undefined) return Effect.failCause(cause as Cause.Cause<never>)
+          const error = toBackendError("transaction", failed)
+          return succeeded === undefined ? Effect.fail(error) : settle(error, succeeded.value)
+        })
+      )
+    })
+
+  return Context.make(Backend.Backend, backend).pipe(Context.add(Fence, Fence.of({ transaction })))
+}
+
+/** Carries why the transaction's body ended through the client's own errors. */
+class Ended {
+  readonly cause: Cause.Cause<unknown>
+  constructor(cause: Cause.Cause<unknown>) {
+    this.cause = cause
+  }
+}
+
+/** Whether an open transaction takes the only connection that the client has. */
+const isExclusive = (sql: SqlClient.SqlClient): boolean =>
+  sql.driver === "pglite" ||
+  (Predicate.hasProperty(sql, "config") && Predicate.hasProperty(sql.config, "maxConnections") &&
+    sql.config.maxConnections === 1)
+
+const transactionOf = <A, E, R>(
+  sql: SqlClient.SqlClient,
+  effect: Effect.Effect<A, E, R>
+): Effect.Effect<A, E | SqlError.SqlError, R> =>
+  sql.withTransaction(effect).pipe(
+    Effect.provideService(SqlClient.BeginTransaction, readCommitted),
+    // A rollback on a connection that has died is a defect of the client's; the error is the connection's.
+    Effect.catchCause((cause): Effect.Effect<never, E | SqlError.SqlError> => {
+      for (const reason of cause.reasons) {
+        if (Cause.isDieReason(reason) && SqlError.isSqlError(reason.defect)) return Effect.fail(reason.defect)
+      }
+      return Effect.failCause(cause)
+    })
+  )
+
+const noBytes = new Uint8Array(0)
+
+const nonEmpty = <A>(rows: ReadonlyArray<A>): NonEmptyReadonlyArray<A> => rows as unknown as NonEmptyReadonlyArray<A>
+
+const termParameters = (terms: ReadonlyArray<Backend.Term>) => [
+  terms.map((_) => _.workId),
+  terms.map((_) => _.holderId),
+  terms.map((_) => _.fencingToken)
+]
+
+const toMillis = (micros: Integer): number => Number(micros) / 1000
+
+const storedOf = (version: number | null, state: Uint8Array | null): Option.Option<Backend.Stored> =>
+  version === null || state === null
+    ? Option.none()
+    // A client may hand out a view of a larger buffer, which the copy lets go.
+    : Option.some({ version, bytes: state.slice() })
+
+const termReply = (row: TermRow): Backend.TermReply => ({ _tag: row.reply })
+
+const extendReply = (row: ExtendRow): Backend.ExtendReply =>
+  row.reply !== "Done" ? { _tag: row.reply } : {
+    _tag: "Done",
+    expiresAt: toMillis(row.expires_at!),
+    yieldRequest: row.yield_requested !== true ? Option.none() : Option.some({
+      remaining: row.yield_remaining === null
+        ? Option.none()
+        : Option.some(Duration.micros(BigInt(Math.max(0, Number(row.yield_remaining)))))
+    })
+  }
+
+// -----------------------------------------------------------------------------
+// errors
+// -----------------------------------------------------------------------------
+
+const codeOf = (error: SqlError.SqlError): string | undefined => {
+  const cause = error.reason.cause
+  return Predicate.hasProperty(cause, "code") && typeof cause.code === "string" && /^[0-9A-Z]{5}$/.test(cause.code)
+    ? cause.code
+    : undefined
+}
+
+const backendError = (
+  operation: string,
+  outcome: "rejected" | "unknown",
+  reason: BackendErrorReason
+): BackendError => new BackendError({ operation, outcome, reason })
+
+/**
+ * What an error of the client means: classes 22, 23, 40, 42 and 53, lock and
+ * statement timeouts, and whatever happens before a connection stands, leave
+ * the statement unapplied. A connection that ends under it tells nothing.
+ */
+const toBackendError = (operation: string, error: SqlError.SqlError): BackendError => {
+  const { reason } = error
+  const { cause } = reason
+  const code = codeOf(error)
+  if (Predicate.isTagged(reason, "AuthenticationError")) {
+    return backendError(operation, "rejected", new PermissionDenied({ cause }))
+  }
+  if (reason.operation === "connect") return backendError(operation, "rejected", new Unreachable({ cause }))
+  // COMMIT of a transaction that had failed before.
+  if (code === undefined && reason.operation === "commit") return backendError(operation, "rejected", new Other({ cause }))
+  if (code === undefined) {
+    return backendError(
+      operation,
+      "unknown",
+      Predicate.isTagged(reason, "ConnectionError") ? new Unreachable({ cause }) : new Other({ cause })
+    )
+  }
+  switch (code) {
+    case "42501":
+      return backendError(operation, "rejected", new PermissionDenied({ cause }))
+    case "42P01":
+    case "42703":
+    case "3F000":
+      return backendError(operation, "rejected", new SchemaOutdated({ cause, found: null, required: requiredVersion }))
+    case "55P03":
+    case "57014":
+      return backendError(operation, "rejected", new TimedOut({ cause }))
+    case "53300": // too_many_connections
+    case "25006": // read_only_sql_transaction: a standby
+      return backendError(operation, "rejected", new Unreachable({ cause }))
+  }
+  switch (code.slice(0, 2)) {
+    case "28":
+      return backendError(operation, "rejected", new PermissionDenied({ cause }))
+    case "22":
+    case "23":
+    case "25":
+    case "40":
+    case "42":
+    case "53":
+      return backendError(operation, "rejected", new Other({ cause }))
+    case "08":
+    case "57":
+      return backendError(operation, "unknown", new Unreachable({ cause }))
+    default:
+      return backendError(operation, "unknown", new Other({ cause }))
+  }
+}
