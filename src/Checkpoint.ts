@@ -155,22 +155,26 @@ export const upgrade: {
   migrate: (previous: S) => T["Type"]
 ): Checkpoint<T["Type"], RD | T["DecodingServices"], T["EncodingServices"]> => {
   const codec = json(schema)
-  return fromCodec<T["Type"], RD | T["DecodingServices"], T["EncodingServices"]>({
-    decode: (workId, stored) =>
-      stored.version > self.version
-        ? codec.decode(workId, stored)
-        : Effect.flatMap(self.decode(workId, stored), (previous) =>
-          Effect.try({
-            try: () => migrate(previous),
-            catch: () =>
-              new CheckpointDecodeError({
-                workId,
-                version: stored.version,
-                issue: `The upgrade from version ${self.version} to ${self.version + 1} threw`
-              })
-          })),
-    encode: codec.encode
-  }, { version: self.version + 1, maxBytes: self.maxBytes }, true)
+  return fromCodec<T["Type"], RD | T["DecodingServices"], T["EncodingServices"]>(
+    {
+      decode: (workId, stored) =>
+        stored.version > self.version
+          ? codec.decode(workId, stored)
+          : Effect.flatMap(self.decode(workId, stored), (previous) =>
+            Effect.try({
+              try: () => migrate(previous),
+              catch: () =>
+                new CheckpointDecodeError({
+                  workId,
+                  version: stored.version,
+                  issue: `The upgrade from version ${self.version} to ${self.version + 1} threw`
+                })
+            })),
+      encode: codec.encode
+    },
+    { version: self.version + 1, maxBytes: self.maxBytes },
+    true
+  )
 })
 
 // -----------------------------------------------------------------------------

@@ -37,10 +37,9 @@
  * @since 0.1.0
  */
 import * as Context from "effect/Context"
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import { dual } from "effect/Function"
-import type * as Option from "effect/Option"
 import type * as Backend from "./Backend.ts"
 import * as Lease from "./Lease.ts"
 import type { BackendError, Fenced, LeaseExpired } from "./LeaseError.ts"
@@ -60,19 +59,14 @@ export class Fence extends Context.Service<Fence, {
   /**
    * Runs an effect in a transaction which pins the term: it fails unless the
    * term is current and unexpired, and nobody can take the lease over until it
-   * has ended. The store ends it by itself after `window`.
-   *
-   * `joined` tells the sequence of the checkpoint that was stored in it, by
-   * which a COMMIT whose reply was lost is settled, and `settled` is then run
-   * if it turns out to have been applied.
+   * has ended. A COMMIT whose reply is lost is settled before it answers.
    */
   readonly transaction: <A, EX, R>(self: Effect.Effect<A, EX, R>, options: {
     readonly term: Backend.Term
-    readonly window: Duration.Duration
-    /** The milliseconds left of it, in which a lost reply may still be settled. */
+    /** The milliseconds left of the window, after which the store ends the transaction by itself. */
     readonly remaining: () => number
-    readonly joined: Effect.Effect<Option.Option<bigint>>
-    readonly settled: Effect.Effect<void>
+    /** How long the store may take to pin the term, to commit, and to roll back. */
+    readonly operationTimeout: Duration.Duration
   }) => Effect.Effect<A, EX | BackendError | Fenced | LeaseExpired, R>
 }>()("worklease/Fence") {}
 
@@ -113,12 +107,9 @@ export const transaction: {
   Effect.flatMap(
     Fence,
     (fence) =>
-      Lease.fenced<A, EX, R, BackendError | Fenced | LeaseExpired, R>(self, lease, (self, term, joined, settled) =>
-        fence.transaction(self, {
-          term,
-          window: Duration.millis(Math.max(0, term.remaining)),
-          remaining: () => term.remaining,
-          joined,
-          settled
-        })) as Effect.Effect<A, EX | TransactionError<L>, R>
+      Lease.fenced<A, EX, R, BackendError | Fenced | LeaseExpired, R>(
+        self,
+        lease,
+        fence.transaction
+      ) as Effect.Effect<A, EX | TransactionError<L>, R>
   ))

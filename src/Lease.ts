@@ -189,7 +189,11 @@ export interface Lease<in out S = never> extends Any {
    * once, and counts when the transaction has committed.
    */
   readonly checkpoint: (state: S) => Effect.Effect<void, CheckpointEncodeError | CheckpointTooLarge | BackendError>
-  /** How a success leaves, and the state its release carries. Sends nothing; the last call stands. */
+  /**
+   * How a success leaves, and the state its release carries. Sends nothing; the
+   * last call stands. Inside an open transaction it counts when that has
+   * committed.
+   */
   readonly leaveAs: (
     exit: "finished" | "retired",
     state?: S
@@ -617,10 +621,11 @@ const make = Effect.fnUntraced(function*(
   const sent = <Request, Reply>(
     gather: Gather.Gather<Request, Reply>,
     request: Request,
-    policy: Renewal.Policy
+    policy: Renewal.Policy,
+    isWanted?: () => boolean
   ): Effect.Effect<Reply, BackendError> =>
     Effect.suspend(() => {
-      const entry = gather.offer(request, timeoutOf(policy))
+      const entry = gather.offer(request, timeoutOf(policy), isWanted)
       return Effect.onInterrupt(entry.reply, () => Effect.sync(entry.withdraw))
     })
 
@@ -771,7 +776,13 @@ const make = Effect.fnUntraced(function*(
           case "Quarantined":
             return yield* new Quarantined({ workId, why: reply.why })
           case "Held": {
-            if (!wait) return yield* new LeaseHeld({ workId, holderId: reply.holderId, retryAfter: reply.remaining })
+            if (!wait) {
+              return yield* new LeaseHeld({
+                workId,
+                holderId: reply.holderId,
+                retryAfter: Duration.millis(Math.ceil(Duration.toMillis(reply.remaining)))
+              })
+            }
             contended = 0
             if (wakeup === undefined) {
               wakeup = yield* subscribe(workId, scope, restore)
@@ -814,21 +825,33 @@ const make = Effect.fnUntraced(function*(
   // operations of a term
   // ---------------------------------------------------------------------------
 
-  /** Sends a renewal or a checkpoint, and notes what its answer brings. */
-  const extend = (
+  /**
+   * Sends a renewal or a checkpoint, and notes what its answer brings. Of a
+   * supervised term, nothing is sent once it is lost, not even what waits in a
+   * queue, and until then it is sent again and again.
+   */
+  const extend = <Request>(
     term: Term,
     operation: string,
-    send: Effect.Effect<Backend.ExtendReply, BackendError>,
-    options: { readonly persistent: boolean; readonly remaining: () => number }
+    gather: Gather.Gather<Request, Backend.ExtendReply>,
+    request: Request,
+    supervised: boolean
   ) =>
     Effect.suspend(() => {
       let sentAt = Window.now(clock)
+      const isWanted = supervised ? () => !term.loseIfExhausted() : undefined
       return resend(
         Effect.suspend(() => {
+          if (isWanted !== undefined && !isWanted()) return noReturn
           sentAt = Window.now(clock)
-          return send
+          return sent(gather, request, term.policy, isWanted)
         }),
-        { operation, workId: term.workId, ...options }
+        {
+          operation,
+          workId: term.workId,
+          persistent: supervised,
+          remaining: supervised ? () => term.remaining : budget(term.policy)
+        }
       ).pipe(
         Effect.tap((reply) =>
           Effect.sync(() => {
@@ -840,19 +863,10 @@ const make = Effect.fnUntraced(function*(
       )
     })
 
-  const renewTerm = (
-    term: Term,
-    options: { readonly persistent: boolean; readonly remaining: () => number }
-  ) => {
-    const { fencingToken, workId } = term
-    return term.permit.withPermit(
-      extend(
-        term,
-        "renew",
-        sent(renewals, { workId, holderId: term.holderId, fencingToken, ttl: term.policy.ttl }, term.policy),
-        options
-      )
-    )
+  const renewTerm = (term: Term, supervised: boolean) => {
+    const { fencingToken, holderId, workId } = term
+    const request = { workId, holderId, fencingToken, ttl: term.policy.ttl }
+    return term.permit.withPermit(extend(term, "renew", renewals, request, supervised))
   }
 
   const checkpointRequest = (term: Term, state: Backend.Stored): Backend.CheckpointRequest => ({
@@ -864,14 +878,10 @@ const make = Effect.fnUntraced(function*(
     state
   })
 
-  const checkpointTerm = (
-    term: Term,
-    state: Backend.Stored,
-    options: { readonly persistent: boolean; readonly remaining: () => number }
-  ) =>
-    term.permit.withPermit(Effect.suspend(() =>
-      extend(term, "checkpoint", sent(checkpoints, checkpointRequest(term, state), term.policy), options)
-    ))
+  const checkpointTerm = (term: Term, state: Backend.Stored, supervised: boolean) =>
+    term.permit.withPermit(
+      Effect.suspend(() => extend(term, "checkpoint", checkpoints, checkpointRequest(term, state), supervised))
+    )
 
   /** A checkpoint inside an open transaction: in the caller's fiber, once, and counted after the commit. */
   const checkpointJoined = (
@@ -884,8 +894,11 @@ const make = Effect.fnUntraced(function*(
       const request = checkpointRequest(term, state)
       const sentAt = Window.now(clock)
       return backend.checkpoint([request]).pipe(
-        Effect.flatMap(([reply]) => {
-          if (reply instanceof BackendError) return Effect.fail(reply)
+        Effect.flatMap(([reply]) => reply instanceof BackendError ? Effect.fail(reply) : Effect.succeed(reply)),
+        Effect.mapError(({ operation, outcome, reason }) =>
+          new BackendError({ operation, workId: term.workId, outcome, reason })
+        ),
+        Effect.flatMap((reply) => {
           // It waits for the row instead.
           return reply._tag === "Busy"
             ? Effect.die(new Error("A checkpoint inside a transaction answered Busy"))
@@ -893,27 +906,21 @@ const make = Effect.fnUntraced(function*(
         }),
         Effect.tap((reply) => {
           if (reply._tag !== "Done") {
-            if (fence?.term === term) fence.refuse(term.refusal(reply))
+            fence?.refuse(term, term.refusal(reply))
             return Effect.void
           }
-          let counted = false
-          const count = () => {
-            if (counted) return
-            counted = true
+          return transaction.afterCommit(Effect.sync(() => {
             term.confirm(sentAt)
             if (Option.isSome(reply.yieldRequest)) term.requestYield(reply.yieldRequest.value)
             onCommit()
-          }
-          if (fence?.term === term) fence.join(request.sequence, count)
-          return transaction.afterCommit(Effect.sync(count))
+          }))
         })
       )
     })
 
   const openTransaction: Effect.Effect<Option.Option<Backend.Transaction>> = Option.match(backend.transaction, {
     onNone: () => Effect.succeedNone,
-    onSome: (transaction) =>
-      Effect.map(transaction.isOpen, (open) => open ? Option.some(transaction) : Option.none())
+    onSome: (transaction) => Effect.map(transaction.isOpen, (open) => open ? Option.some(transaction) : Option.none())
   })
 
   // ---------------------------------------------------------------------------
@@ -929,7 +936,7 @@ const make = Effect.fnUntraced(function*(
           yield* Effect.sleep(wait)
           continue
         }
-        yield* renewTerm(term, { persistent: true, remaining: () => term.remaining }).pipe(
+        yield* renewTerm(term, true).pipe(
           Effect.tap((reply) =>
             Effect.sync(() => {
               if (reply._tag !== "Done") term.lose(term.refusal(reply))
@@ -969,7 +976,7 @@ const make = Effect.fnUntraced(function*(
           : Effect.logError(`The ${fiber} of the lease on ${JSON.stringify(term.workId)} failed`, cause)
       ),
       Effect.annotateLogs({ module: "worklease/Lease", fiber }),
-      Effect.forkIn(scope)
+      Effect.forkIn(scope, { startImmediately: true })
     )
 
   const take: Supervisor["take"] = (work, options, restore) =>
@@ -984,9 +991,7 @@ const make = Effect.fnUntraced(function*(
         codec,
         restore
       ).pipe(
-        Effect.mapError((error) =>
-          error._tag === "WindowExhausted" ? new LeaseLost({ workId, reason: error }) : error
-        )
+        Effect.mapError((error) => error._tag === "WindowExhausted" ? new LeaseLost({ workId, reason: error }) : error)
       )
       const fibers = yield* Scope.make()
       yield* background(renewal(term), term, "renewal", fibers)
@@ -999,7 +1004,12 @@ const make = Effect.fnUntraced(function*(
           fibers
         })),
         // The work never started.
-        Effect.onError(() => Effect.andThen(Scope.close(fibers, Exit.void), term.loss ? Effect.void : giveBack(term)))
+        Effect.onError(() =>
+          Effect.andThen(
+            Scope.close(fibers, Exit.void),
+            term.loss === undefined || term.loss.reason._tag === "WindowExhausted" ? giveBack(term) : Effect.void
+          )
+        )
       )
     })
 
@@ -1037,23 +1047,34 @@ const make = Effect.fnUntraced(function*(
             Effect.flatMap(openTransaction, (transaction): Effect.Effect<void, BackendError> => {
               if (Option.isSome(transaction)) {
                 const onCommit = () => {
-                  if (mayYield()) term.handOff(Option.none())
+                  if (mayYield()) {
+                    term.handOff(Option.none())
+                  }
                 }
                 return Effect.flatMap(checkpointJoined(transaction.value, term, stored, onCommit), settleReply)
               }
-              if (mayYield()) return endHere(term, Option.some(stored))
-              return Effect.suspend(() => term.loseIfExhausted()
-                ? noReturn
-                : checkpointTerm(term, stored, { persistent: true, remaining: () => term.remaining })).pipe(
-                Effect.catch((error) => term.loseIfExhausted() ? noReturn : Effect.fail(error)),
+              if (mayYield()) {
+                return endHere(term, Option.some(stored))
+              }
+              return checkpointTerm(term, stored, true).pipe(
+                Effect.catch((error) =>
+                  term.loseIfExhausted() ? noReturn : Effect.fail(error)
+                ),
                 Effect.flatMap(settleReply),
                 Effect.andThen(Effect.suspend(() => mayYield() ? endHere(term, Option.none()) : Effect.void))
               )
             }))
         }),
       leaveAs: (exit, ...state) =>
-        Effect.map(encodeFinal(term, state), (state) => {
-          term.leaving = { exit, state }
+        Effect.flatMap(encodeFinal(term, state), (state) => {
+          const leave = Effect.sync(() => {
+            term.leaving = { exit, state }
+          })
+          // What is rolled back was not achieved.
+          return Effect.flatMap(
+            openTransaction,
+            Option.match({ onNone: () => leave, onSome: (transaction) => transaction.afterCommit(leave) })
+          )
         }),
       handOff: (...state) =>
         Effect.suspend(() => {
@@ -1061,7 +1082,11 @@ const make = Effect.fnUntraced(function*(
           return Effect.flatMap(encodeFinal(term, state), (state) =>
             Effect.flatMap(openTransaction, (transaction) =>
               Option.isSome(transaction)
-                ? Effect.die(new Error("handOff inside a transaction would roll it back. Checkpoint inside it, and hand off after it"))
+                ? Effect.die(
+                  new Error(
+                    "handOff inside a transaction would roll it back. Checkpoint inside it, and hand off after it"
+                  )
+                )
                 : endHere(term, state)))
         })
     }
@@ -1071,7 +1096,6 @@ const make = Effect.fnUntraced(function*(
   /** The one release of a supervised term, after its work has ended. Fails as its caller should, if the work did not. */
   const leave: Supervisor["leave"] = Effect.fnUntraced(function*(held, exit) {
     const { term } = held
-    if (Exit.isSuccess(exit)) term.loseIfExhausted()
     yield* Scope.close(held.fibers, Exit.void)
     term.loseIfExhausted()
     const how = howToLeave(term, exit)
@@ -1110,8 +1134,11 @@ const make = Effect.fnUntraced(function*(
         Effect.flatMap(take(work, options, restore), (held) =>
           Effect.as(
             Scope.addFinalizerExit(scope, (exit) =>
-              Effect.catchCause(leave(held, exit), (cause) =>
-                Effect.logDebug(`The lease on ${JSON.stringify(held.term.workId)} did not end as it should`, cause))),
+              Effect.catchCause(
+                leave(held, exit),
+                (cause) =>
+                  Effect.logDebug(`The lease on ${JSON.stringify(held.term.workId)} did not end as it should`, cause)
+              )),
             held.lease
           )))
     )
@@ -1157,20 +1184,25 @@ const make = Effect.fnUntraced(function*(
           Effect.flatMap(openTransaction, (transaction) =>
             Option.isSome(transaction)
               ? checkpointJoined(transaction.value, term, stored, () => {})
-              : checkpointTerm(term, stored, { persistent: false, remaining: budget(term.policy) }))).pipe(
-            Effect.flatMap((reply) => settleSingle(term, reply))
+              : checkpointTerm(term, stored, false))).pipe(
+            Effect.flatMap((reply) =>
+              settleSingle(term, reply)
+            )
           )
       }),
     readCheckpoint: (token) =>
       Effect.suspend(() => {
         const term = termOf(token)
         const { workId } = term
-        return resend(single("readCheckpoint", workId, timeoutOf(term.policy), backend.read(term)), {
-          operation: "readCheckpoint",
-          workId,
-          persistent: false,
-          remaining: budget(term.policy)
-        }).pipe(
+        return Effect.andThen(
+          refuseInsideExclusive("readCheckpoint", workId),
+          resend(single("readCheckpoint", workId, timeoutOf(term.policy), backend.read(term)), {
+            operation: "readCheckpoint",
+            workId,
+            persistent: false,
+            remaining: budget(term.policy)
+          })
+        ).pipe(
           Effect.flatMap((reply): Effect.Effect<Option.Option<any>, Fenced | CheckpointDecodeError> =>
             reply._tag === "Fenced"
               ? Effect.fail(term.refusal(reply) as Fenced)
@@ -1183,7 +1215,7 @@ const make = Effect.fnUntraced(function*(
         const term = termOf(token)
         return Effect.andThen(
           refuseInsideExclusive("renew", term.workId),
-          renewTerm(term, { persistent: false, remaining: budget(term.policy) })
+          renewTerm(term, false)
         ).pipe(Effect.flatMap((reply) => settleSingle(term, reply)))
       }),
     release: (token, exit, ...state) =>
@@ -1279,31 +1311,17 @@ export const runWork = <A, EX, R>(
 class FenceState {
   readonly term: Term
   readonly parent: FenceState | undefined
-  /** The last checkpoint that joined it. */
-  joined: bigint | undefined
-  /** Why one was refused. Nothing may commit then, also if the user's code has caught the error. */
+  /** Why a checkpoint was refused. Nothing may commit then, also if the user's code has caught the error. */
   refused: Fenced | LeaseExpired | undefined
-  private readonly counts: Array<() => void> = []
 
   constructor(term: Term, parent: FenceState | undefined) {
     this.term = term
-    this.parent = parent?.term === term ? parent : undefined
+    this.parent = parent
   }
 
-  join(sequence: bigint, count: () => void): void {
-    this.joined = sequence
-    this.counts.push(count)
-    this.parent?.join(sequence, count)
-  }
-
-  refuse(refused: Fenced | LeaseExpired): void {
-    this.refused ??= refused
-    this.parent?.refuse(refused)
-  }
-
-  /** The transaction has committed, although nobody said so. */
-  settle(): void {
-    for (const count of this.counts) count()
+  refuse(term: Term, refused: Fenced | LeaseExpired): void {
+    if (this.term === term) this.refused ??= refused
+    this.parent?.refuse(term, refused)
   }
 }
 
@@ -1319,40 +1337,46 @@ const CurrentFence = Context.Reference<FenceState | undefined>("worklease/Lease/
 export const fenced = <A, EX, R, E2, R2>(
   self: Effect.Effect<A, EX, R>,
   lease: Any | AnyToken,
-  transaction: <E>(
-    self: Effect.Effect<A, E, R>,
-    term: Term,
-    joined: Effect.Effect<Option.Option<bigint>>,
-    settled: Effect.Effect<void>
-  ) => Effect.Effect<A, E | E2, R2>
+  transaction: <E>(self: Effect.Effect<A, E, R>, options: {
+    readonly term: Backend.Term
+    readonly remaining: () => number
+    readonly operationTimeout: Duration.Duration
+  }) => Effect.Effect<A, E | E2, R2>
 ): Effect.Effect<A, EX | E2 | Fenced | LeaseExpired, R2> =>
   Effect.flatMap(CurrentFence, (parent): Effect.Effect<A, EX | E2 | Fenced | LeaseExpired, R2> => {
     const held = TypeId in lease ? lease : undefined
     const term = termOf(held === undefined ? lease as AnyToken : held.token)
     if (held !== undefined && term.loseIfExhausted()) return noReturn
     const state = new FenceState(term, parent)
-    // A loss ends the work of a held lease here already, so that the transaction is rolled back.
-    const guarded: Effect.Effect<A, EX | LeaseLost, R> = held === undefined ? self : held.guard(self)
-    return transaction(
-      Effect.tap(guarded, () => state.refused === undefined ? Effect.void : Effect.fail(state.refused)).pipe(
-        Effect.provideService(CurrentFence, state)
-      ),
-      term,
-      Effect.sync(() => Option.fromUndefinedOr(state.joined)),
-      Effect.sync(() => state.settle())
-    ).pipe(
+    const { operationTimeout } = term.policy
+    const transacted = transaction(
+      Effect.flatMap(self, (value): Effect.Effect<A, Fenced | LeaseExpired | LeaseLost> => {
+        if (state.refused !== undefined) return Effect.fail(state.refused)
+        // The window may have ended while this process did not run.
+        return held === undefined ? Effect.succeed(value) : settleExit(term, Exit.succeed(value))
+      }).pipe(Effect.provideService(CurrentFence, state)),
+      {
+        term,
+        // With a bare token, only the backend is asked.
+        remaining: () =>
+          held === undefined ? Math.max(term.remaining, Duration.toMillis(operationTimeout)) : term.remaining,
+        operationTimeout
+      }
+    )
+    // A loss ends the work of a held lease here already, so that the transaction is rolled back also without a guard.
+    return (held === undefined ? transacted : held.guard(transacted)).pipe(
       Effect.catchCause((cause): Effect.Effect<A, EX | E2 | Fenced | LeaseExpired> => {
         const failure = Option.getOrUndefined(Cause.findErrorOption(cause))
         const refused = state.refused ?? (isRefusal(failure, term) ? failure : undefined)
         if (held === undefined) {
           return refused === undefined
-            ? Effect.failCause(cause as Cause.Cause<EX | E2>)
+            ? Effect.failCause(cause as Cause.Cause<EX | E2 | Fenced | LeaseExpired>)
             : Effect.fail(refused)
         }
         if (refused !== undefined) term.lose(refused)
-        return term.loss === undefined ? Effect.failCause(cause as Cause.Cause<EX | E2>) : noReturn
-      }),
-      Effect.tap(() => held !== undefined && term.handedOff !== undefined ? stopHere : Effect.void)
+        if (term.loss !== undefined) return noReturn
+        return term.stopped ? stopHere : Effect.failCause(cause as Cause.Cause<EX | E2 | Fenced | LeaseExpired>)
+      })
     )
   })
 
@@ -1368,7 +1392,7 @@ const supervise = <A, E, R>(
 ): Effect.Effect<Exit.Exit<A, E>, never, R> =>
   Effect.suspend(() => {
     if (term.stopped || term.loseIfExhausted()) return Effect.succeed(Exit.interrupt())
-    return Effect.flatMap(Effect.forkChild(restore(work), { uninterruptible: "inherit" }), (fiber) => {
+    return Effect.flatMap(Effect.forkChild(restore(work), { startImmediately: true, uninterruptible: "inherit" }), (fiber) => {
       const over = Deferred.makeUnsafe<void>()
       const end = () => Deferred.doneUnsafe(over, Effect.void)
       fiber.addObserver(end)
@@ -1390,13 +1414,17 @@ const settleExit = <A, E>(term: Term, exit: Exit.Exit<A, E>): Effect.Effect<A, E
     return term.stopped && Exit.isSuccess(exit) ? Effect.interrupt : exit
   })
 
-/** The loss first; what the work itself failed with stays in the cause. */
+/**
+ * The loss first; what the work itself failed with stays in the cause. Its
+ * defects do as failures, for beside a defect the loss could not be caught.
+ */
 const lossOf = (term: Term, exit: Exit.Exit<unknown, unknown>): Effect.Effect<never, LeaseLost> => {
-  const own = Exit.isFailure(exit)
+  const own: ReadonlyArray<Cause.Reason<unknown>> = Exit.isFailure(exit)
     ? exit.cause.reasons.filter((reason) => !Cause.isInterruptReason(reason))
+      .map((reason) => Cause.isDieReason(reason) ? Cause.makeFailReason(reason.defect) : reason)
     : []
   return Effect.failCause(
-    Cause.combine(Cause.fail(term.loss!), Cause.fromReasons(own as ReadonlyArray<Cause.Reason<never>>))
+    Cause.combine(Cause.fail(term.loss!), Cause.fromReasons(own as ReadonlyArray<unknown> as ReadonlyArray<Cause.Reason<never>>))
   )
 }
 
@@ -1479,7 +1507,10 @@ const codecOf = (work: Work.Input, context: Context.Context<never>): Codec => {
   }
   // What the codec needs is taken from where the lease was taken; what changes since, from where it is used.
   const provide = <A, E>(effect: Effect.Effect<A, E, any>): Effect.Effect<A, E> =>
-    Effect.updateContext(effect as Effect.Effect<A, E>, (current: Context.Context<never>) => Context.merge(context, current))
+    Effect.updateContext(
+      effect as Effect.Effect<A, E>,
+      (current: Context.Context<never>) => Context.merge(context, current)
+    )
   return {
     encode: (state) => provide(checkpoint.encode(workId, state as never)),
     decode: (stored) => Effect.asSome(provide(checkpoint.decode(workId, stored)))

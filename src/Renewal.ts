@@ -116,7 +116,8 @@ export const config = (options?: Config.Wrap<Options>): Config.Config<Policy> =>
     (options) =>
       Result.match(validate(options), {
         onSuccess: Config.succeed<Policy>,
-        onFailure: (error) => Config.fail(new Schema.SchemaError(new SchemaIssue.InvalidValue({ message: error.message })))
+        onFailure: (error) =>
+          Config.fail(new Schema.SchemaError(new SchemaIssue.InvalidValue({ message: error.message })))
       })
   )
 
@@ -150,7 +151,9 @@ const validate = (options: Options | undefined): Result.Result<Policy, InvalidCo
   }
   millis.renewEvery = options?.renewEvery === undefined ? millis.ttl / 3 : toMillis(options.renewEvery)
   millis.safetyMargin = options?.safetyMargin === undefined ? millis.ttl / 10 : toMillis(options.safetyMargin)
-  millis.operationTimeout = options?.operationTimeout === undefined ? millis.ttl / 6 : toMillis(options.operationTimeout)
+  millis.operationTimeout = options?.operationTimeout === undefined
+    ? millis.ttl / 6
+    : toMillis(options.operationTimeout)
 
   for (const field of ["ttl", "renewEvery", "safetyMargin", "operationTimeout"] as const) {
     if (!Number.isFinite(millis[field]) || millis[field] <= 0) {
@@ -173,7 +176,8 @@ const validate = (options: Options | undefined): Result.Result<Policy, InvalidCo
     return Result.fail(
       new InvalidConfig({
         field,
-        why: `renewEvery (${millis.renewEvery} ms) + operationTimeout (${millis.operationTimeout} ms) + safetyMargin (` +
+        why:
+          `renewEvery (${millis.renewEvery} ms) + operationTimeout (${millis.operationTimeout} ms) + safetyMargin (` +
           `${millis.safetyMargin} ms) must be less than ttl (${millis.ttl} ms), or no renewal fits in before the lease is lost`
       })
     )

@@ -41,14 +41,7 @@
  */
 import * as Effect from "effect/Effect"
 import * as Lease from "./Lease.ts"
-import type {
-  BackendError,
-  InvalidWorkId,
-  LeaseHeld,
-  LeaseLost,
-  Quarantined,
-  Yielded
-} from "./LeaseError.ts"
+import type { BackendError, InvalidWorkId, LeaseHeld, LeaseLost, Quarantined, Yielded } from "./LeaseError.ts"
 import type * as Work from "./Work.ts"
 
 /**

@@ -33,13 +33,17 @@ export interface Entry<out Reply> {
 }
 
 export interface Gather<in Request, out Reply> {
-  /** Queues one operation, which may take `timeout` milliseconds from now. */
-  readonly offer: (request: Request, timeout: number) => Entry<Reply>
+  /**
+   * Queues one operation, which may take `timeout` milliseconds from now. One
+   * that is no longer wanted when its turn comes is dropped.
+   */
+  readonly offer: (request: Request, timeout: number, isWanted?: () => boolean) => Entry<Reply>
 }
 
 interface Pending<Request, Reply> extends Entry<Reply> {
   readonly request: Request
   readonly timeout: number
+  readonly isWanted: (() => boolean) | undefined
   readonly deferred: Deferred.Deferred<Reply, BackendError>
   sent: boolean
 }
@@ -60,17 +64,17 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     reason: BackendError["reason"]
   ): BackendError => new BackendError({ operation, workId, outcome, reason })
 
-  const offer = (request: Request, timeout: number): Entry<Reply> => {
+  const offer: Gather<Request, Reply>["offer"] = (request, timeout, isWanted) => {
     const deferred = Deferred.makeUnsafe<Reply, BackendError>()
     const entry: Pending<Request, Reply> = {
       request,
       timeout,
+      isWanted,
       deferred,
       sent: false,
       reply: Effect.timeoutOrElse(Deferred.await(deferred), {
         duration: timeout,
-        orElse: () =>
-          Effect.fail(failed(request.workId, entry.withdraw() ? "rejected" : "unknown", new TimedOut({})))
+        orElse: () => Effect.fail(failed(request.workId, entry.withdraw() ? "rejected" : "unknown", new TimedOut({})))
       }),
       withdraw: () => {
         if (entry.sent) return false
@@ -86,38 +90,51 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
 
   const schedule = () => {
     if (scheduled || queue.length === 0 || inFlight >= maxInFlight) return
+    // An idle system sends at once: under TestClock, an operation is then over before the next sleep is due.
+    if (inFlight === 0) return sendNext()
     scheduled = true
     // Fibers that are ready to run get to add theirs first.
-    run(Effect.andThen(Effect.yieldNow, drain))
+    run(Effect.andThen(
+      Effect.yieldNow,
+      Effect.sync(() => {
+        scheduled = false
+        sendNext()
+      })
+    ))
   }
 
-  const drain = Effect.suspend(() => {
-    scheduled = false
+  const sendNext = () => {
     const batch = takeBatch()
-    if (batch === undefined) return Effect.void
+    if (batch === undefined) return
     inFlight++
-    schedule()
-    // The statement runs in a fiber of its own: one that cannot be interrupted must not keep its place for ever.
     const statement = run(sendBatch(batch))
-    const settled = Deferred.makeUnsafe<void>()
-    statement.addObserver(() => Deferred.doneUnsafe(settled, Effect.void))
-    return Deferred.await(settled).pipe(
-      Effect.timeoutOrElse({
-        duration: Math.max(...batch.map((entry) => entry.timeout)),
-        orElse: () => Effect.sync(() => statement.interruptUnsafe())
-      }),
-      Effect.ensuring(Effect.sync(() => {
-        inFlight--
-        schedule()
-      }))
-    )
-  })
+    if (statement.pollUnsafe() !== undefined) return settled()
+    // A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever.
+    const timeout = run(Effect.andThen(
+      Effect.sleep(Math.max(...batch.map((entry) => entry.timeout))),
+      Effect.sync(() => {
+        settled()
+        unsubscribe()
+        statement.interruptUnsafe()
+      })
+    ))
+    const unsubscribe = statement.addObserver(() => {
+      timeout.interruptUnsafe()
+      settled()
+    })
+  }
+
+  const settled = () => {
+    inFlight--
+    schedule()
+  }
 
   const takeBatch = (): NonEmptyReadonlyArray<Pending<Request, Reply>> | undefined => {
     const workIds = new Set<string>()
     const batch: Array<Pending<Request, Reply>> = []
     const rest: Array<Pending<Request, Reply>> = []
     for (const entry of queue) {
+      if (entry.isWanted !== undefined && !entry.isWanted()) continue
       if (batch.length < maxBatchSize && !workIds.has(entry.request.workId)) {
         workIds.add(entry.request.workId)
         entry.sent = true
@@ -131,28 +148,30 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   }
 
   const sendBatch = (batch: NonEmptyReadonlyArray<Pending<Request, Reply>>): Effect.Effect<void> =>
-    Effect.suspend(() =>
-      options.send(batch.map((entry) => entry.request) as unknown as NonEmptyReadonlyArray<Request>)
-    ).pipe(
-      Effect.exit,
-      Effect.flatMap((exit) => {
-        if (batch.length > 1 && isRefusedWhole(exit)) {
-          return Effect.forEach(batch, (entry) => sendBatch([entry]), { discard: true })
-        }
-        for (let i = 0; i < batch.length; i++) {
-          Deferred.doneUnsafe(batch[i].deferred, answer(batch[i].request.workId, exit, i))
-        }
-        return Effect.void
-      }),
-      // Whatever happens to this fiber, nobody is left waiting.
-      Effect.onInterrupt(() =>
-        Effect.sync(() => {
-          for (const entry of batch) {
-            Deferred.doneUnsafe(entry.deferred, Effect.fail(failed(entry.request.workId, "unknown", new TimedOut({}))))
+    Effect.suspend(() => options.send(batch.map((entry) => entry.request) as unknown as NonEmptyReadonlyArray<Request>))
+      .pipe(
+        Effect.exit,
+        Effect.flatMap((exit) => {
+          if (batch.length > 1 && isRefusedWhole(exit)) {
+            return Effect.forEach(batch, (entry) => sendBatch([entry]), { discard: true })
           }
-        })
+          for (let i = 0; i < batch.length; i++) {
+            Deferred.doneUnsafe(batch[i].deferred, answer(batch[i].request.workId, exit, i))
+          }
+          return Effect.void
+        }),
+        // Whatever happens to this fiber, nobody is left waiting.
+        Effect.onInterrupt(() =>
+          Effect.sync(() => {
+            for (const entry of batch) {
+              Deferred.doneUnsafe(
+                entry.deferred,
+                Effect.fail(failed(entry.request.workId, "unknown", new TimedOut({})))
+              )
+            }
+          })
+        )
       )
-    )
 
   const answer = (
     workId: string,

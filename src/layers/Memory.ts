@@ -124,7 +124,7 @@ const make = Effect.gen(function*() {
     fencingToken: row.fencingToken,
     expiresAt: Number(row.expiresAt) / 1000,
     prior: {
-      state: Option.fromUndefinedOr(row.state),
+      state: stateOf(row),
       term: Option.fromUndefinedOr(row.prior),
       termsWithoutProgress: row.termsWithoutProgress
     }
@@ -229,7 +229,7 @@ const make = Effect.gen(function*() {
   const read: Backend.Backend["Service"]["read"] = (term) =>
     Effect.sync(() => {
       const row = rows.get(term.workId)
-      return isCurrent(row, term) ? { _tag: "Done", state: Option.fromUndefinedOr(row.state) } : { _tag: "Fenced" }
+      return isCurrent(row, term) ? { _tag: "Done", state: stateOf(row) } : { _tag: "Fenced" }
     })
 
   const forget: Backend.Backend["Service"]["forget"] = (term) =>
@@ -297,7 +297,7 @@ const make = Effect.gen(function*() {
               status: row.exit ?? (isHeld(row, now) ? "held" : "expired"),
               expiresAt: Number(row.expiresAt) / 1000
             }),
-          state: Option.fromUndefinedOr(row.state),
+          state: stateOf(row),
           termsWithoutProgress: isHeld(row, now) ? row.termsWithoutProgress : priorOf(row).termsWithoutProgress
         }))
     })
@@ -336,8 +336,10 @@ const make = Effect.gen(function*() {
   })
 })
 
-/** The caller keeps its array, and may write to it. */
+/** The caller keeps its array, and may write to it; and to what it has read. */
 const copyOf = (state: Backend.Stored): Backend.Stored => ({ version: state.version, bytes: state.bytes.slice() })
+
+const stateOf = (row: Row): Option.Option<Backend.Stored> => Option.map(Option.fromUndefinedOr(row.state), copyOf)
 
 const utf8Encoder = new TextEncoder()
 

@@ -29,8 +29,10 @@
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Cause from "effect/Cause"
 import * as Context from "effect/Context"
+import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
 import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as Predicate from "effect/Predicate"
@@ -127,10 +129,9 @@ export const migrationSql = (options?: Options): string => {
   return [
     `CREATE SCHEMA IF NOT EXISTS ${names.schema};`,
     `${createHistory(names)};`,
-    ...migrations(names).flatMap((statements, index) => [
-      ...statements.map((statement) => `${statement};`),
-      `INSERT INTO ${names.history} (version) VALUES (${index + 1});`
-    ])
+    ...migrations(names).flatMap((statements, index) =>
+      statements.concat(`INSERT INTO ${names.history} (version) VALUES (${index + 1})`).map((_) => `${_};`)
+    )
   ].join("\n\n")
 }
 
@@ -245,7 +246,9 @@ const migrate = (names: Names): Effect.Effect<void, BackendError, SqlClient.SqlC
     })
     return appliedVersion.pipe(
       // Missing, or not to be read: what follows either creates it or says why it cannot.
-      Effect.catch((error) => Predicate.isTagged(error.reason, "ConnectionError") ? Effect.fail(error) : Effect.succeed(0)),
+      Effect.catch((error) =>
+        Predicate.isTagged(error.reason, "ConnectionError") ? Effect.fail(error) : Effect.succeed(0)
+      ),
       Effect.flatMap((applied) => applied >= requiredVersion ? Effect.void : transactionOf(sql, pending)),
       Effect.mapError((error) => toBackendError("migrate", error)),
       Effect.withTracerEnabled(false)
@@ -377,9 +380,13 @@ const lockRows = (names: Names, skipLocked: boolean): string =>
 )`
 
 /** The reply to an item `i` whose row `k` is not the current term's, if it is not. */
-const notCurrent = (names: Names): string =>
-  `WHEN k.work_id IS NULL THEN
-        CASE WHEN EXISTS (SELECT FROM ${names.leases} s WHERE s.work_id = i.work_id) THEN 'Busy' ELSE 'Fenced' END
+const notCurrent = (names: Names, skipLocked = true): string =>
+  `WHEN k.work_id IS NULL THEN ${
+    // One that was waited for and is not there has just been deleted.
+    skipLocked
+      ? `CASE WHEN EXISTS (SELECT FROM ${names.leases} s WHERE s.work_id = i.work_id) THEN 'Busy' ELSE 'Fenced' END`
+      : "'Fenced'"
+  }
       WHEN k.holder_id <> i.holder_id OR k.fencing_token <> i.fencing_token THEN 'Fenced'`
 
 const extendColumns = `d.reply, ${epochMicros("coalesce(u.expires_at, d.expires_at)")} AS expires_at, d.yield_requested,
@@ -416,7 +423,7 @@ const checkpointSql = (names: Names, skipLocked: boolean): string =>
 ), ${lockRows(names, skipLocked)}, decided AS MATERIALIZED (
   SELECT i.*, c.now, k.expires_at, k.sequence AS stored, k.yield_requested, k.yield_deadline,
     CASE
-      ${notCurrent(names)}
+      ${notCurrent(names, skipLocked)}
       WHEN k.exit IS NOT NULL THEN 'Expired'
       ELSE 'Done'
     END AS reply
@@ -557,13 +564,12 @@ LIMIT $3::bigint`
  * Pins the term: a takeover locks for update and is refused, while the
  * holder's own renewals pass. The timeouts are lowered, never raised, to what
  * is left of the window, so that the server ends the transaction of a frozen
- * holder.
+ * holder. The transaction's ID is assigned by the lock already.
  */
 const fenceSql = (names: Names): string => {
-  const lowered = (setting: string) =>
-    `set_config('${setting}', (
-    SELECT ceil(least(nullif(extract(epoch FROM current_setting('${setting}')::interval) * 1000, 0), $4::bigint))::text
-  ), true)`
+  const millisOf = (setting: string) => `nullif(extract(epoch FROM current_setting('${setting}')::interval) * 1000, 0)`
+  const lower = (setting: string, current: string) =>
+    `set_config('${setting}', ceil(greatest(least(${current}, $4::bigint), 1))::text, true)`
   return `WITH locked AS MATERIALIZED (
   SELECT l.* FROM ${names.leases} l WHERE l.work_id = $1::text
   FOR KEY SHARE
@@ -576,18 +582,22 @@ SELECT
     WHEN k.exit IS NOT NULL OR k.expires_at <= c.now THEN 'Expired'
     ELSE 'Done'
   END AS reply,
-  ${lowered("idle_in_transaction_session_timeout")} AS idle,
-  ${lowered("statement_timeout")} AS statement,
-  CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN ${lowered("transaction_timeout")} END
-    AS transaction
+  pg_current_xact_id()::text AS transaction,
+  ${lower("idle_in_transaction_session_timeout", millisOf("idle_in_transaction_session_timeout"))} AS idle,
+  ${lower("statement_timeout", millisOf("statement_timeout"))} AS statement,
+  CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN
+    -- Set anew, it is counted anew: what has passed of the user's own is passed.
+    ${
+    lower(
+      "transaction_timeout",
+      `${millisOf("transaction_timeout")} - extract(epoch FROM c.now - transaction_timestamp()) * 1000`
+    )
+  }
+  END AS whole
 FROM clock c LEFT JOIN locked k ON true`
 }
 
-/** Waits until the transaction that may have stored it has ended. */
-const settleSql = (names: Names): string =>
-  `SELECT l.sequence FROM ${names.leases} l
-WHERE l.work_id = $1::text AND l.holder_id = $2::text AND l.fencing_token = $3::bigint
-FOR NO KEY UPDATE`
+const settleSql = "SELECT pg_xact_status($1::text::xid8) AS status"
 
 // -----------------------------------------------------------------------------
 // storage
@@ -640,7 +650,7 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
     sweep: sweepSql(names),
     list: listSql(names),
     fence: fenceSql(names),
-    settle: settleSql(names)
+    settle: settleSql
   }
 
   // Until a statement shows that the default is another level, each runs by itself.
@@ -732,31 +742,38 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
   const checkpoint: Backend.Backend["Service"]["checkpoint"] = (requests) =>
     Effect.flatMap(openTransaction, (transaction) =>
       Option.isSome(transaction)
-        ? checkpointJoined(requests, transaction.value[1])
+        ? checkpointJoined(requests)
         : Effect.map(
           run<ExtendRow>("checkpoint", text.checkpoint, checkpointParameters(requests)),
           (rows) => nonEmpty(rows.map(extendReply))
         ))
 
-  const checkpointJoined = (requests: NonEmptyReadonlyArray<Backend.CheckpointRequest>, depth: number) =>
-    sql.unsafe<ExtendRow>(text.checkpointJoined, checkpointParameters(requests)).pipe(
-      Effect.mapError((error) => toBackendError("checkpoint", error)),
-      Effect.map((rows) => nonEmpty(rows.map(extendReply))),
-      Effect.tap((replies) => replies.every((reply) => reply._tag === "Done") ? Effect.void : doom(depth)),
-      Effect.withTracerEnabled(false)
+  const checkpointJoined = (requests: NonEmptyReadonlyArray<Backend.CheckpointRequest>) =>
+    Effect.uninterruptibleMask((restore) =>
+      restore(sql.unsafe<ExtendRow>(text.checkpointJoined, checkpointParameters(requests))).pipe(
+        Effect.mapError((error) => {
+          const failed = toBackendError("checkpoint", error)
+          // Nothing commits any more on a connection that has died.
+          return failed.reason._tag === "Unreachable" ? backendError("checkpoint", "rejected", failed.reason) : failed
+        }),
+        Effect.map((rows) => nonEmpty(rows.map(extendReply))),
+        Effect.tap((replies) => replies.every((reply) => reply._tag === "Done") ? Effect.void : doom),
+        Effect.withTracerEnabled(false)
+      )
     )
 
   /**
    * A transaction with a refused checkpoint must not commit, whatever the
-   * user's code does with the error. An error aborts it; but one that a
-   * savepoint can undo ends the session instead.
+   * user's code does with the error. An error aborts it; but one inside a
+   * savepoint could be undone, so that it is rolled back before, with its
+   * savepoints, and what follows meets an aborted one.
    */
-  const doom = (depth: number): Effect.Effect<void> =>
+  const doom: Effect.Effect<void> = Effect.andThen(
+    Effect.ignoreCause(sql.unsafe("ROLLBACK AND CHAIN")),
     Effect.ignoreCause(
-      depth > 0 && !exclusive
-        ? sql.unsafe("SELECT pg_terminate_backend(pg_backend_pid())")
-        : sql.unsafe("DO $$ BEGIN RAISE EXCEPTION 'worklease: a checkpoint in this transaction was refused'; END $$")
+      sql.unsafe("DO $$ BEGIN RAISE EXCEPTION 'worklease: a checkpoint in this transaction was refused'; END $$")
     )
+  )
 
   const release: Backend.Backend["Service"]["release"] = (requests) =>
     Effect.map(
@@ -828,6 +845,19 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
 
   const exclusive = isExclusive(sql)
 
+  /** Also after a COMMIT that only a fence knows of. */
+  const afterCommit = (effect: Effect.Effect<void>): Effect.Effect<void> =>
+    Effect.flatMap(Effect.all([openTransaction, CurrentFencedLevel]), ([level, fenced]) => {
+      let done = false
+      const once = Effect.suspend(() => {
+        if (done) return Effect.void
+        done = true
+        return effect
+      })
+      if (Option.isSome(level)) fenced?.add(level.value, once)
+      return sql.afterCommit(once)
+    })
+
   const backend = Backend.Backend.of({
     acquire,
     renew,
@@ -841,7 +871,7 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
     wakeups: Option.none(),
     transaction: Option.some({
       isOpen: Effect.map(openTransaction, Option.isSome),
-      afterCommit: sql.afterCommit,
+      afterCommit,
       exclusive
     })
   })
@@ -852,82 +882,192 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
 
   const transaction: Fence["Service"]["transaction"] = <A, EX, R>(
     self: Effect.Effect<A, EX, R>,
-    options: Parameters<Fence["Service"]["transaction"]>[1]
+    { operationTimeout, remaining, term }: Parameters<Fence["Service"]["transaction"]>[1]
   ): Effect.Effect<A, EX | BackendError | Fenced | LeaseExpired, R> =>
-    Effect.flatMap(SqlClient.BeginTransaction, (begin) => {
-      const { term } = options
-      const parameters = [term.workId, term.holderId, term.fencingToken]
-      let succeeded: { readonly value: A } | undefined
+    Effect.uninterruptibleMask(Effect.fnUntraced(function*(restore) {
+      const { workId } = term
+      const begin = yield* SqlClient.BeginTransaction
+      const enclosing = Option.getOrUndefined(yield* openTransaction)
+      const fenced = new FencedLevel(yield* CurrentFencedLevel)
+      let refused: BackendError | Fenced | LeaseExpired | undefined
+      let transactionId: string | undefined
+      let started = false
+      let body: Exit.Exit<A, EX> | undefined
 
-      const pin = sql.unsafe<{ readonly reply: "Done" | "Fenced" | "Expired" }>(text.fence, [
-        ...parameters,
-        BigInt(Math.max(1, Math.ceil(Duration.toMillis(options.window))))
-      ]).pipe(
+      const failed = (outcome: BackendError["outcome"], reason: BackendErrorReason) =>
+        new BackendError({ operation: "transaction", workId, outcome, reason })
+
+      const refuse = (error: BackendError | Fenced | LeaseExpired) => {
+        refused = error
+        return Effect.fail(error)
+      }
+
+      const pin = Effect.suspend(() =>
+        sql.unsafe<{ readonly reply: "Done" | "Fenced" | "Expired"; readonly transaction: string }>(text.fence, [
+          workId,
+          term.holderId,
+          term.fencingToken,
+          BigInt(Math.min(Math.max(Math.ceil(remaining()), 1), maxTimeout))
+        ])
+      ).pipe(
         Effect.withTracerEnabled(false),
-        Effect.flatMap(([row]) =>
-          row.reply === "Done"
-            ? Effect.void
-            : Effect.fail(new Ended(Cause.fail(row.reply === "Fenced" ? new Fenced(term) : new LeaseExpired(term))))
+        // Whoever has the row locked keeps it for the moment of a takeover, or does not belong to the library.
+        Effect.timeoutOrElse({
+          duration: operationTimeout,
+          orElse: () => refuse(failed("rejected", new TimedOut({})))
+        }),
+        Effect.flatMap(([row]) => {
+          if (row.reply !== "Done") return refuse(row.reply === "Fenced" ? new Fenced(term) : new LeaseExpired(term))
+          transactionId = row.transaction
+          return openTransaction
+        }),
+        Effect.tap((level) =>
+          Effect.sync(() => {
+            fenced.level = Option.getOrUndefined(level)
+            started = true
+          })
         )
       )
 
-      const body = Effect.matchCauseEffect(Effect.provideService(self, SqlClient.BeginTransaction, begin), {
-        onFailure: (cause) => Effect.fail(new Ended(cause)),
-        onSuccess: (value) =>
+      // Whatever the transaction comes to: a rollback that fails makes defects of the failures it meets.
+      const over = Deferred.makeUnsafe<void>()
+      const recorded = self.pipe(
+        Effect.provideService(SqlClient.BeginTransaction, begin),
+        Effect.provideService(CurrentFencedLevel, fenced),
+        Effect.onExit((exit) =>
           Effect.sync(() => {
-            succeeded = { value }
-            return value
+            body = exit
+            Deferred.doneUnsafe(over, Effect.void)
           })
-      })
-
-      /** COMMIT was not answered: whether it took effect, the stored sequence tells. */
-      const settle = (error: BackendError, value: A): Effect.Effect<A, BackendError> =>
-        Effect.flatMap(options.joined, (joined) => {
-          if (error.outcome === "rejected" || Option.isNone(joined)) return Effect.fail(error)
-          return resend(
-            Effect.map(run<{ readonly sequence: Integer }>("settle", text.settle, parameters), ([row]) => ({
-              _tag: "Settled",
-              sequence: row === undefined ? undefined : BigInt(row.sequence)
-            })),
-            { operation: "settle", workId: term.workId, persistent: true, remaining: options.remaining }
-          ).pipe(
-            Effect.catch(() => Effect.fail(error)),
-            Effect.flatMap(({ sequence }) => {
-              // A successor has the row, so nothing is left that would tell.
-              if (sequence === undefined) return Effect.fail(error)
-              return sequence >= joined.value
-                ? Effect.as(options.settled, value)
-                : Effect.fail(backendError("transaction", "rejected", error.reason))
-            })
-          )
-        })
-
-      return sql.withTransaction(Effect.andThen(pin, body)).pipe(
-        Effect.provideService(SqlClient.BeginTransaction, readCommitted),
-        Effect.catchCause((cause): Effect.Effect<A, EX | BackendError | Fenced | LeaseExpired> => {
-          // A rollback that fails makes defects of the failures it meets.
-          const errors = cause.reasons.flatMap((reason) =>
-            Cause.isFailReason(reason) ? [reason.error] : Cause.isDieReason(reason) ? [reason.defect] : []
-          )
-          const ended = errors.find((error) => error instanceof Ended)
-          if (ended !== undefined) return Effect.failCause(ended.cause as Cause.Cause<EX | Fenced | LeaseExpired>)
-          const failed = errors.find(SqlError.isSqlError)
-          if (failed === undefined) return Effect.failCause(cause as Cause.Cause<never>)
-          const error = toBackendError("transaction", failed)
-          return succeeded === undefined ? Effect.fail(error) : settle(error, succeeded.value)
-        })
+        )
       )
-    })
+
+      // In a fiber of its own, which is left behind when its connection hangs.
+      const ended = Deferred.makeUnsafe<void>()
+      const fiber = yield* sql.withTransaction(Effect.andThen(pin, recorded)).pipe(
+        Effect.provideService(SqlClient.BeginTransaction, readCommitted),
+        restore,
+        Effect.forkDetach({ startImmediately: true, uninterruptible: "inherit" })
+      )
+      fiber.addObserver(() => {
+        Deferred.doneUnsafe(over, Effect.void)
+        Deferred.doneUnsafe(ended, Effect.void)
+      })
+      if (Exit.isFailure(yield* Effect.exit(restore(Deferred.await(over))))) {
+        fiber.interruptUnsafe()
+        if (started) yield* Deferred.await(over)
+      }
+      if (fiber.pollUnsafe() === undefined) {
+        const timer = yield* Effect.forkDetach(
+          Effect.andThen(Effect.sleep(operationTimeout), Effect.sync(() => Deferred.doneUnsafe(ended, Effect.void)))
+        )
+        yield* Deferred.await(ended)
+        timer.interruptUnsafe()
+      }
+
+      const exit = fiber.pollUnsafe()
+      if (exit === undefined) {
+        yield* Effect.logWarning(
+          `The connection of a fenced transaction of ${JSON.stringify(workId)} does not answer and is left behind`
+        )
+      } else if (Exit.isSuccess(exit)) {
+        if (enclosing !== undefined) fenced.join(enclosing)
+        return exit.value
+      }
+      if (refused !== undefined) return yield* Effect.fail(refused)
+      if (body !== undefined && Exit.isFailure(body)) {
+        return yield* withoutDeadConnections(body.cause, (reason) => failed("rejected", reason))
+      }
+      if (exit === undefined && body === undefined) return yield* Effect.interrupt
+
+      const sqlError = exit === undefined ? undefined : exit.cause.reasons
+        .map((reason) => Cause.isFailReason(reason) ? reason.error : Cause.isDieReason(reason) ? reason.defect : undefined)
+        .find(SqlError.isSqlError)
+      if (exit !== undefined && sqlError === undefined) return yield* Effect.failCause(exit.cause as Cause.Cause<never>)
+      if (exit !== undefined && body === undefined && Cause.hasInterrupts(exit.cause)) return yield* Effect.interrupt
+      const { outcome, reason } = sqlError === undefined
+        ? backendError("transaction", "unknown", new TimedOut({}))
+        : toBackendError("transaction", sqlError)
+      // Without its body it was not committed, and inside another transaction that cannot be any more.
+      if (outcome === "rejected" || body === undefined || enclosing !== undefined) {
+        return yield* failed("rejected", reason)
+      }
+
+      // COMMIT was not answered: whether it took effect, the status of the transaction tells.
+      const status = run<{ readonly status: string | null }>("settle", text.settle, [transactionId]).pipe(
+        Effect.timeoutOrElse({
+          duration: operationTimeout,
+          orElse: () => Effect.fail(backendError("settle", "unknown", new TimedOut({})))
+        }),
+        Effect.map(([{ status }]) =>
+          status === "in progress" ? { _tag: "Busy" as const } : { _tag: "Settled" as const, status }
+        )
+      )
+      const settled = yield* restore(resend(status, { operation: "settle", workId, persistent: true, remaining })).pipe(
+        Effect.mapError(() => failed("unknown", reason))
+      )
+      if (settled.status === "aborted") return yield* failed("rejected", reason)
+      if (settled.status !== "committed") return yield* failed("unknown", reason)
+      yield* fenced.committed
+      return body.value
+    }))
 
   return Context.make(Backend.Backend, backend).pipe(Context.add(Fence, Fence.of({ transaction })))
 }
 
-/** Carries why the transaction's body ended through the client's own errors. */
-class Ended {
-  readonly cause: Cause.Cause<unknown>
-  constructor(cause: Cause.Cause<unknown>) {
-    this.cause = cause
+/** The largest timeout that PostgreSQL takes, in milliseconds. */
+const maxTimeout = 2_147_483_647
+
+/** The level of a transaction that a fence runs at, and what waits for its commit. */
+class FencedLevel {
+  /** As the client knows it: the outermost transaction, or a savepoint. */
+  level: SqlClient.TransactionConnection.Service | undefined
+  private readonly parent: FencedLevel | undefined
+  private readonly callbacks: Array<Effect.Effect<void>> = []
+
+  constructor(parent: FencedLevel | undefined) {
+    this.parent = parent
   }
+
+  /** Notes what waits for the commit, unless a savepoint in between may still undo it. */
+  add(level: SqlClient.TransactionConnection.Service, effect: Effect.Effect<void>): void {
+    if (this.level === level) this.callbacks.push(effect)
+    else this.parent?.add(level, effect)
+  }
+
+  /** Its savepoint has become part of the level around it. */
+  join(enclosing: SqlClient.TransactionConnection.Service): void {
+    for (const callback of this.callbacks) this.parent?.add(enclosing, callback)
+  }
+
+  /** For a commit of which the client does not know. */
+  readonly committed: Effect.Effect<void> = Effect.suspend(() =>
+    Effect.forEach(this.callbacks, (callback) => callback, { discard: true })
+  )
+}
+
+const CurrentFencedLevel = Context.Reference<FencedLevel | undefined>("worklease/layers/Postgres/FencedLevel", {
+  defaultValue: () => undefined
+})
+
+/** What the body of a transaction failed with; a dead connection is no defect, and hides nothing. */
+const withoutDeadConnections = <E>(
+  cause: Cause.Cause<E>,
+  failed: (reason: BackendErrorReason) => BackendError
+): Effect.Effect<never, E | BackendError> => {
+  let dead: BackendErrorReason | undefined
+  const reasons = cause.reasons.filter((reason) => {
+    if (!Cause.isDieReason(reason) || !SqlError.isSqlError(reason.defect)) return true
+    const error = toBackendError("transaction", reason.defect)
+    const code = codeOf(reason.defect)
+    // 25P03 and 25P04: the timeouts of a fence.
+    if (error.reason._tag !== "Unreachable" && code !== "25P03" && code !== "25P04") return true
+    dead = error.reason
+    return false
+  })
+  return dead !== undefined && reasons.length === 0
+    ? Effect.fail(failed(dead))
+    : Effect.failCause(Cause.fromReasons(reasons))
 }
 
 /** Whether an open transaction takes the only connection that the client has. */
@@ -1013,7 +1153,9 @@ const toBackendError = (operation: string, error: SqlError.SqlError): BackendErr
   }
   if (reason.operation === "connect") return backendError(operation, "rejected", new Unreachable({ cause }))
   // COMMIT of a transaction that had failed before.
-  if (code === undefined && reason.operation === "commit") return backendError(operation, "rejected", new Other({ cause }))
+  if (code === undefined && reason.operation === "commit") {
+    return backendError(operation, "rejected", new Other({ cause }))
+  }
   if (code === undefined) {
     return backendError(
       operation,

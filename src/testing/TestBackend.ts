@@ -48,7 +48,12 @@ import { BackendError, Unreachable } from "../LeaseError.ts"
  * @since 0.1.0
  */
 export class TestBackend extends Context.Service<TestBackend, {
-  /** From now on, the holder's calls do not arrive, and are never answered: as if its process had crashed, or its network were cut. */
+  /**
+   * From now on, the holder's calls do not arrive: as if its process had
+   * crashed, or its network were cut. They are never answered, except that
+   * acquires and releases fail at once as unreachable: the end of severed work
+   * needs no more adjusting of the clock.
+   */
   readonly sever: (holderId: string) => Effect.Effect<void>
   /** Ends `sever`. Calls that were made meanwhile stay lost. */
   readonly heal: (holderId: string) => Effect.Effect<void>
@@ -68,13 +73,24 @@ export const layer: Layer.Layer<Backend.Backend | TestBackend> = Layer.effectCon
   const severed = new Set<string>()
   const losing = new Map<string, number>()
 
+  // Waiting for the answers to these cannot be interrupted, so a test that ends would wait for ever.
+  const unreachable = (operation: string): Effect.Effect<never, BackendError> =>
+    Effect.fail(
+      new BackendError({
+        operation,
+        outcome: "rejected",
+        reason: new Unreachable({ cause: new Error("The holder was severed") })
+      })
+    )
+
   const faulty = <A>(
     operation: string,
     holderId: string,
-    call: Effect.Effect<A, BackendError>
+    call: Effect.Effect<A, BackendError>,
+    whenSevered: Effect.Effect<A, BackendError> = Effect.never
   ): Effect.Effect<A, BackendError> =>
     Effect.suspend(() => {
-      if (severed.has(holderId)) return Effect.never
+      if (severed.has(holderId)) return whenSevered
       return Effect.flatMap(call, (reply): Effect.Effect<A, BackendError> => {
         // Severed meanwhile: applied, but never answered.
         if (severed.has(holderId)) return Effect.never
@@ -92,19 +108,22 @@ export const layer: Layer.Layer<Backend.Backend | TestBackend> = Layer.effectCon
     })
 
   /** A batch of one process, whose items therefore have one holder. */
-  const batch =
-    <Request extends { readonly holderId: string }, Reply>(operation: string, send: Backend.Batch<Request, Reply>) =>
-    (requests: NonEmptyReadonlyArray<Request>) =>
-      faulty(operation, requests[0].holderId, Effect.suspend(() => send(requests)))
+  const batch = <Request extends { readonly holderId: string }, Reply>(
+    operation: string,
+    send: Backend.Batch<Request, Reply>,
+    whenSevered?: Effect.Effect<never, BackendError>
+  ) =>
+  (requests: NonEmptyReadonlyArray<Request>) =>
+    faulty(operation, requests[0].holderId, Effect.suspend(() => send(requests)), whenSevered)
 
   return Context.make(
     Backend.Backend,
     Backend.Backend.of({
       ...backend,
-      acquire: batch("acquire", backend.acquire),
+      acquire: batch("acquire", backend.acquire, unreachable("acquire")),
       renew: batch("renew", backend.renew),
       checkpoint: batch("checkpoint", backend.checkpoint),
-      release: batch("release", backend.release),
+      release: batch("release", backend.release, unreachable("release")),
       read: (term) => faulty("read", term.holderId, backend.read(term)),
       forget: (term) => faulty("forget", term.holderId, backend.forget(term))
     })

@@ -1,0 +1,57 @@
+/**
+ * The table against the source.
+ */
+import { Effect } from "effect"
+import { SqlClient } from "effect/sql"
+import type { City } from "./Cities.ts"
+
+interface Row extends City {
+  readonly token: bigint
+  readonly record: number
+}
+
+/** Numbers of rows, and of records of the source. */
+export interface Findings {
+  readonly rows: number
+  readonly missing: number
+  readonly repeated: number
+  readonly different: number
+  /** Written under a fencing token after a later one had written. */
+  readonly zombies: number
+}
+
+/** Reads the table in the order in which it was written, and compares each record with its source. */
+export const check = Effect.fnUntraced(function*(parts: ReadonlyArray<ReadonlyArray<City>>) {
+  const sql = yield* SqlClient.SqlClient
+  const findings = { rows: 0, missing: 0, repeated: 0, different: 0, zombies: 0 }
+  for (const [part, cities] of parts.entries()) {
+    const rows = yield* sql<Row>`SELECT * FROM city WHERE part = ${part} ORDER BY written`
+    const times = cities.map(() => 0)
+    let latest = 0n
+    for (const row of rows) {
+      const city = cities[row.record]
+      if (city === undefined || fields.some((field) => row[field] !== city[field])) findings.different++
+      if (city !== undefined) times[row.record]++
+      if (row.token < latest) findings.zombies++
+      else latest = row.token
+    }
+    findings.rows += rows.length
+    findings.missing += times.filter((times) => times === 0).length
+    findings.repeated += times.filter((times) => times > 1).length
+  }
+  return findings
+})
+
+const fields: ReadonlyArray<keyof City> = [
+  "id",
+  "name",
+  "alternative",
+  "country",
+  "feature",
+  "admin",
+  "municipality",
+  "district",
+  "population",
+  "longitude",
+  "latitude"
+]

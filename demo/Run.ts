@@ -1,0 +1,205 @@
+/**
+ * What is known of the run, from what the worker processes report and from
+ * what is done to them: the screen shows it, and the trouble waits for it.
+ */
+import { type Clock, Data, Effect } from "effect"
+import type { City } from "./Cities.ts"
+import type { Report } from "./Import.ts"
+
+/** One holding of a part, as far as it was reported. */
+export interface Term {
+  readonly part: Part
+  readonly worker: Worker
+  readonly token: bigint
+  /** The first record of its own. */
+  readonly from: number
+  /** The first record that it has not written. */
+  next: number
+  /** How it was lost, if it was. */
+  lost: string | undefined
+}
+
+export interface Part {
+  readonly number: number
+  readonly workId: string
+  readonly cities: ReadonlyArray<City>
+  readonly terms: Array<Term>
+  /** When the last transaction committed. */
+  wroteAt: number | undefined
+  /** Says what the latest term took over, as soon as it has made progress. */
+  takeover: ((gap: number) => void) | undefined
+  finished: boolean
+}
+
+export interface Worker {
+  readonly holderId: string
+  readonly number: number
+  /** `marked` is about to be frozen; `woken` has been, and has not yet noticed all that it has lost. */
+  state: "starting" | "working" | "marked" | "frozen" | "woken" | "killed" | "ended"
+  frozenAt: number
+}
+
+export interface Event {
+  readonly at: number
+  readonly kind: "plain" | "kill" | "freeze" | "takeover" | "finish" | "problem"
+  readonly text: string
+}
+
+/** Something did not happen that should, or the other way round. */
+export class Stuck extends Data.TaggedError("Stuck")<{ readonly message: string }> {}
+
+export class Run {
+  /** Why going on makes no sense. */
+  broken: string | undefined
+  readonly parts: ReadonlyArray<Part>
+  readonly total: number
+  readonly workers: Array<Worker> = []
+  readonly events: Array<Event> = []
+  /** What must not be: any of them fails the run. */
+  readonly problems: Array<string> = []
+  /** The time from the last progress of one holder to the first of the next, in milliseconds, of each takeover. */
+  readonly gaps: Array<number> = []
+  readonly kills: Array<Worker> = []
+  readonly freezes: Array<{ readonly worker: Worker; readonly millis: number; readonly lost: number }> = []
+  private readonly clock: Clock.Clock
+  private readonly startedAt: number
+
+  constructor(parts: ReadonlyArray<ReadonlyArray<City>>, workIdOf: (part: number) => string, clock: Clock.Clock) {
+    this.parts = parts.map((cities, number) => ({
+      number,
+      workId: workIdOf(number),
+      cities,
+      terms: [],
+      wroteAt: undefined,
+      takeover: undefined,
+      finished: false
+    }))
+    this.total = parts.reduce((total, cities) => total + cities.length, 0)
+    this.clock = clock
+    this.startedAt = clock.currentTimeMillisUnsafe()
+  }
+
+  /** The milliseconds since the start. */
+  get now(): number {
+    return this.clock.currentTimeMillisUnsafe() - this.startedAt
+  }
+
+  get imported(): number {
+    return this.parts.reduce((sum, part) => sum + importedOf(part), 0)
+  }
+
+  get finished(): boolean {
+    return this.parts.every((part) => part.finished)
+  }
+
+  /** The terms that a worker would lose if it ended now. */
+  heldBy(worker: Worker): ReadonlyArray<Term> {
+    return this.parts.filter((part) => !part.finished).map((part) => part.terms.at(-1))
+      .filter((term) => term !== undefined)
+      .filter((term) => term.worker === worker && term.lost === undefined)
+  }
+
+  note(kind: Event["kind"], text: string): void {
+    this.events.push({ at: this.now, kind, text })
+  }
+
+  problem(text: string): void {
+    this.problems.push(text)
+    this.note("problem", text)
+  }
+
+  /** Waits until something is so. Fails with `Stuck` if it takes too long, or the run is broken. */
+  until(what: string, condition: () => boolean, seconds = 60): Effect.Effect<void, Stuck> {
+    return Effect.suspend(() => {
+      const deadline = this.now + seconds * 1000
+      const wait: Effect.Effect<void, Stuck> = Effect.suspend(() => {
+        if (this.broken !== undefined) return Effect.fail(new Stuck({ message: this.broken }))
+        if (condition()) return Effect.void
+        return this.now > deadline
+          ? Effect.fail(new Stuck({ message: `Waited for ${seconds} s in vain: ${what}` }))
+          : Effect.andThen(Effect.sleep(20), wait)
+      })
+      return wait
+    })
+  }
+
+  reported(worker: Worker, report: Report): void {
+    const part = this.parts[report.part]
+    const term = "token" in report ? part.terms.find((term) => term.token === report.token) : undefined
+    switch (report._tag) {
+      case "Acquired": {
+        if (worker.state === "starting") worker.state = "working"
+        const { next, prior, token } = report
+        const known = importedOf(part)
+        part.terms.push({ part, worker, token, from: next, next, lost: undefined })
+        if (next < known) {
+          this.problem(`${part.workId}: ${worker.holderId} resumed at record ${next}, but ${known} were written before`)
+        }
+        if (prior.holderId === null) break
+        const state = this.workers.find((worker) => worker.holderId === prior.holderId)?.state
+        const fate = state === "killed" || state === "frozen" ? state : "left"
+        part.takeover = (gap) => {
+          this.gaps.push(gap)
+          this.note(
+            "takeover",
+            `${part.workId}  ${prior.holderId} ${fate} (${prior.exit}) → ${worker.holderId} from record ${
+              count(next)
+            }, gap ${seconds(gap)}`
+          )
+        }
+        break
+      }
+      case "Wrote": {
+        if (term === undefined) break
+        term.next = report.next
+        this.progressed(part)
+        break
+      }
+      case "Finished": {
+        part.finished = true
+        this.progressed(part)
+        this.note("finish", `${part.workId}  finished by ${worker.holderId}`)
+        break
+      }
+      case "Lost": {
+        if (term !== undefined) term.lost = report.why
+        if (worker.state !== "woken") {
+          this.note("plain", `${part.workId}  lost by ${worker.holderId} (${report.why})`)
+        }
+        break
+      }
+      case "Failed": {
+        this.note("plain", `${part.workId}  failed in ${worker.holderId}: ${report.why}`)
+        break
+      }
+      case "Stopping": {
+        worker.state = "frozen"
+        worker.frozenAt = this.now
+        break
+      }
+    }
+  }
+
+  private progressed(part: Part): void {
+    const takeover = part.takeover
+    part.takeover = undefined
+    takeover?.(this.now - (part.wroteAt ?? this.now))
+    part.wroteAt = this.now
+  }
+}
+
+/** The records of a part that are in the table, by what was reported. */
+export const importedOf = (part: Part): number => part.terms.reduce((next, term) => Math.max(next, term.next), 0)
+
+export const count = (count: number): string => count.toLocaleString("en-US")
+
+export const seconds = (millis: number): string => `${(millis / 1000).toFixed(1)} s`
+
+/** "1 kill", "2 kills". */
+export const plural = (number: number, thing: string): string => `${count(number)} ${thing}${number === 1 ? "" : "s"}`
+
+/** "import:0, 3 and 7". */
+export const workIdsOf = (terms: ReadonlyArray<Term>): string => {
+  const [first, ...others] = terms.map((term) => term.part)
+  return [first.workId, ...others.map((part) => String(part.number))].join(", ").replace(/, (\d+)$/, " and $1")
+}

@@ -1,0 +1,734 @@
+import { assert, describe, it } from "@effect/vitest"
+import { Cause, Clock, Deferred, Duration, Effect, Exit, Fiber, Layer, Option, Ref, Schema } from "effect"
+import { TestClock } from "effect/testing"
+import { Backend, Checkpoint, Lease, Renewal, Work, Worker } from "worklease"
+import { BackendError, Other } from "worklease/LeaseError"
+import { TestBackend } from "worklease/testing"
+import * as Intercepted from "./support/Intercepted.ts"
+
+const Counter = Work.make("counter", Checkpoint.make(Schema.Struct({ count: Schema.Int })))
+
+const a = Effect.provide(Lease.layerWith({ holderId: "a" }))
+const b = Effect.provide(Lease.layerWith({ holderId: "b" }))
+
+const test = it.effect
+const onTestBackend = Effect.provide(TestBackend.layer)
+const intercepted = Effect.provide(Layer.provideMerge(Lease.layerWith({ holderId: "a" }), Intercepted.layer))
+
+const operations = (log: ReadonlyArray<Intercepted.Sent>) => log.map((sent) => sent.operation)
+
+describe("Lease", () => {
+  describe("holding", () => {
+    test("renews for as long as it is held, first one renewal interval after the start", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        const fiber = yield* Effect.forkChild(Lease.withLease(Effect.never, "job"))
+        yield* TestClock.adjust("9999 millis")
+        assert.deepStrictEqual(operations(log), ["acquire"])
+        yield* TestClock.adjust("1 millis")
+        assert.deepStrictEqual(operations(log), ["acquire", "renew"])
+        // Five ttl long.
+        yield* TestClock.adjust("140 seconds")
+        assert.strictEqual(operations(log).filter((_) => _ === "renew").length, 15)
+        const held = yield* Effect.flip(b(Lease.acquire("job")))
+        assert.strictEqual(held._tag, "LeaseHeld")
+        yield* Fiber.interrupt(fiber)
+      }).pipe(intercepted))
+
+    test("a checkpoint extends the lease too, so the next renewal is counted from it", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        yield* Worker.run(Counter.id("x"), (lease) =>
+          Effect.forEach([1, 2, 3, 4, 5, 6, 7, 8], (count) =>
+            Effect.andThen(Effect.sleep("6 seconds"), lease.checkpoint({ count })))).pipe(Effect.forkChild)
+        yield* TestClock.adjust("48 seconds")
+        assert.notInclude(operations(log), "renew")
+        assert.strictEqual(operations(log).filter((_) => _ === "checkpoint").length, 8)
+      }).pipe(intercepted))
+
+    test("tells the window that is left: ttl minus safety margin, from before the last success was sent", () =>
+      Effect.gen(function*() {
+        const lease = yield* Lease.hold("job")
+        assert.strictEqual(Duration.toMillis(yield* lease.window), 27_000)
+        yield* TestClock.adjust("4 seconds")
+        assert.strictEqual(Duration.toMillis(yield* lease.window), 23_000)
+        yield* TestClock.adjust("6 seconds")
+        assert.strictEqual(Duration.toMillis(yield* lease.window), 27_000)
+      }).pipe(Effect.scoped, intercepted))
+
+    test("the window is counted from before the acquire was sent, not from its answer", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        yield* intercept((call) => Effect.delay(call, "2 seconds"))
+        const fiber = yield* Effect.forkChild(Effect.scoped(Effect.flatMap(Lease.hold("job"), (_) => _.window)))
+        yield* TestClock.adjust("10 seconds")
+        assert.strictEqual(Duration.toMillis(yield* Fiber.join(fiber)), 25_000)
+      }).pipe(intercepted))
+
+    test("the same holder asking twice is refused", () =>
+      Effect.gen(function*() {
+        yield* Lease.hold("job")
+        const error = yield* Effect.flip(Lease.acquire("job"))
+        assert(error._tag === "LeaseHeld")
+        assert.strictEqual(error.holderId, "a")
+        assert.strictEqual(Duration.toMillis(error.retryAfter), 30_000)
+      }).pipe(Effect.scoped, intercepted))
+
+    test("a scope that closes releases: finished, abandoned or abandoned without counting", () =>
+      Effect.gen(function*() {
+        const leave = (exit: Exit.Exit<void, string>) =>
+          Effect.exit(a(Effect.scoped(Effect.andThen(Lease.hold("job"), exit))))
+        const prior = b(Effect.flatMap(Lease.acquire("job"), ({ prior, token }) =>
+          Effect.as(Lease.release(token, "yielded"), prior)))
+        yield* leave(Exit.void)
+        assert.strictEqual((yield* prior).exit, "finished")
+        yield* leave(Exit.fail("broken"))
+        assert.deepStrictEqual((({ exit, termsWithoutProgress }) => [exit, termsWithoutProgress])(yield* prior), [
+          "abandoned",
+          1
+        ])
+        yield* leave(Exit.interrupt())
+        assert.deepStrictEqual((({ exit, termsWithoutProgress }) => [exit, termsWithoutProgress])(yield* prior), [
+          "abandoned",
+          1
+        ])
+      }).pipe(onTestBackend))
+
+    test("nothing is left behind after the scope has closed: no fiber renews, no timer fires", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        yield* Effect.scoped(Lease.hold("job"))
+        const before = log.length
+        yield* TestClock.adjust("10 minutes")
+        assert.strictEqual(log.length, before)
+      }).pipe(intercepted))
+
+    test("the release is sent after the work's finalizers have ended, and renewal goes on until then", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        const fiber = yield* Effect.forkChild(
+          Worker.run("job", () => Effect.ensuring(Effect.never, Effect.sleep("2 minutes")))
+        )
+        yield* TestClock.adjust("1 second")
+        const interruption = yield* Effect.forkChild(Fiber.interrupt(fiber))
+        yield* TestClock.adjust("119 seconds")
+        assert.notInclude(operations(log), "release")
+        assert.isAtLeast(operations(log).filter((_) => _ === "renew").length, 11)
+        yield* TestClock.adjust("1 second")
+        yield* Fiber.join(interruption)
+        assert.strictEqual(operations(log).at(-1), "release")
+        yield* TestClock.adjust("1 minute")
+        assert.strictEqual(operations(log).at(-1), "release")
+      }).pipe(intercepted))
+
+    test("a renewal in flight is stopped by the release, which frees the lease at once", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        yield* intercept((call, { operation }) => operation === "renew" ? Effect.never : call)
+        const fiber = yield* Effect.forkChild(Worker.run("job", () => Effect.sleep("11 seconds")))
+        yield* TestClock.adjust("11 seconds")
+        yield* Fiber.join(fiber)
+        assert.strictEqual((yield* b(Lease.acquire("job"))).prior.exit, "finished")
+      }).pipe(intercepted))
+
+    test("a renewal that arrives after the release does not revive the lease", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        const gate = yield* Deferred.make<void>()
+        const late = yield* Ref.make<ReadonlyArray<unknown>>([])
+        yield* intercept((call, { operation }) =>
+          operation === "renew"
+            ? Effect.uninterruptible(Effect.andThen(
+              Deferred.await(gate),
+              Effect.tap(call, (replies) => Ref.set(late, replies as ReadonlyArray<unknown>))
+            ))
+            : call
+        )
+        const fiber = yield* Effect.forkChild(Worker.run("job", () => Effect.sleep("11 seconds")))
+        yield* TestClock.adjust("11 seconds")
+        yield* Fiber.join(fiber)
+        yield* Deferred.succeed(gate, undefined)
+        yield* Effect.yieldNow
+        assert.deepStrictEqual(yield* Ref.get(late), [{ _tag: "Expired" }])
+        yield* b(Lease.acquire("job"))
+      }).pipe(intercepted))
+  })
+
+  describe("losing it", () => {
+    test("a taken-over lease interrupts the work and fails as LeaseLost with reason Fenced", () =>
+      Effect.gen(function*() {
+        const backend = yield* TestBackend.TestBackend
+        const interrupted = yield* Ref.make(false)
+        const fiber = yield* Effect.never.pipe(
+          Effect.onInterrupt(() => Ref.set(interrupted, true)),
+          Lease.withLease("job", { policy: Renewal.makeUnsafe({ ttl: "10 seconds", safetyMargin: 10 }) }),
+          a,
+          Effect.forkChild
+        )
+        yield* TestClock.adjust("1 second")
+        // A holder that is cut off until after its successor has begun finds itself fenced.
+        const b1 = yield* TestClock.adjust("1 second").pipe(Effect.andThen(backend.sever("a")), Effect.forkChild)
+        yield* Fiber.join(b1)
+        yield* TestClock.adjust("12 seconds")
+        const exit = yield* Fiber.await(fiber)
+        const error = Option.getOrThrow(Exit.findErrorOption(exit))
+        assert.strictEqual(error._tag, "LeaseLost")
+        assert.isTrue(yield* Ref.get(interrupted))
+      }).pipe(onTestBackend))
+
+    for (const [reply, reason] of [["Fenced", "Fenced"], ["Expired", "LeaseExpired"]] as const) {
+      test(`a renewal answered ${reply} ends it at once, with reason ${reason}`, () =>
+        Effect.gen(function*() {
+          const { intercept, log } = yield* Intercepted.Intercepted
+          yield* intercept((call, { operation }) =>
+            operation === "renew" ? Effect.map(call, () => [{ _tag: reply }] as never) : call
+          )
+          const fiber = yield* Effect.forkChild(Lease.withLease(Effect.never, "job"))
+          yield* TestClock.adjust("10 seconds")
+          const error = Option.getOrThrow(Exit.findErrorOption(yield* Fiber.await(fiber)))
+          assert(error._tag === "LeaseLost")
+          assert.strictEqual(error.reason._tag, reason)
+          // Nothing more is said for the token, not even a release.
+          yield* TestClock.adjust("1 minute")
+          assert.deepStrictEqual(operations(log), ["acquire", "renew"])
+        }).pipe(intercepted))
+    }
+
+    test("a transient renewal error is retried within the window, and one success resets it", () =>
+      Effect.gen(function*() {
+        const { intercept, restore } = yield* Intercepted.Intercepted
+        const lease = yield* Lease.hold("job")
+        yield* intercept((_, { operation }) => Effect.fail(Intercepted.unreachable(operation, "rejected")))
+        yield* TestClock.adjust("25 seconds")
+        yield* restore
+        yield* TestClock.adjust("1500 millis")
+        assert.isAbove(Duration.toMillis(yield* lease.window), 25_000)
+        assert.strictEqual(yield* Effect.timeoutOption(lease.lost, 0).pipe(Effect.forkChild, Effect.flatMap((fiber) =>
+          Effect.andThen(TestClock.adjust(0), Fiber.join(fiber))), Effect.map(Option.isNone)), true)
+      }).pipe(Effect.scoped, intercepted))
+
+    for (const [how, fault] of [
+      ["does not answer", Effect.never],
+      ["refuses", Effect.fail(Intercepted.unreachable("renew", "rejected"))],
+      ["answers nothing certain", Effect.fail(Intercepted.unreachable("renew", "unknown"))],
+      ["dies", Effect.die(new Error("a bug in the backend"))]
+    ] as const) {
+      test(`work is interrupted when its window ends, although the backend ${how}`, () =>
+        Effect.gen(function*() {
+          const { intercept } = yield* Intercepted.Intercepted
+          yield* intercept((call, { operation }) => operation === "renew" ? fault : call)
+          const stoppedAt = yield* Ref.make(0)
+          const fiber = yield* Effect.never.pipe(
+            Effect.onInterrupt(() => Effect.flatMap(Clock.currentTimeMillis, (now) => Ref.set(stoppedAt, now))),
+            Lease.withLease("job"),
+            Effect.forkChild
+          )
+          yield* TestClock.adjust("26999 millis")
+          assert.isUndefined(fiber.pollUnsafe())
+          yield* TestClock.adjust("1 millis")
+          const error = Option.getOrThrow(Exit.findErrorOption(yield* Fiber.await(fiber)))
+          assert(error._tag === "LeaseLost")
+          assert.strictEqual(error.reason._tag, "WindowExhausted")
+          assert.strictEqual(yield* Ref.get(stoppedAt), 27_000)
+        }).pipe(intercepted))
+    }
+
+    test("after a loss nothing is sent for the token, but one best-effort release if only the window ran out", () =>
+      Effect.gen(function*() {
+        const { intercept, log } = yield* Intercepted.Intercepted
+        yield* intercept((call, { operation }) =>
+          operation === "renew" ? Effect.fail(Intercepted.unreachable("renew", "rejected")) : call
+        )
+        const fiber = yield* Effect.forkChild(Lease.withLease(
+          Effect.onInterrupt(Effect.never, () => Effect.sleep("1 minute")),
+          "job"
+        ))
+        yield* TestClock.adjust("27 seconds")
+        const sent = log.length
+        yield* TestClock.adjust("59 seconds")
+        assert.strictEqual(log.length, sent)
+        yield* TestClock.adjust("1 second")
+        yield* Fiber.await(fiber)
+        assert.deepStrictEqual(operations(log.slice(sent)), ["release"])
+      }).pipe(intercepted))
+
+    test("an operation of a lost lease does not return, so that no catch or ignore carries on after it", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        yield* intercept((call, { operation }) => operation === "renew" ? Effect.never : call)
+        const after = yield* Ref.make<ReadonlyArray<string>>([])
+        const fiber = yield* Worker.run(Counter.id("x"), (lease) =>
+          Effect.gen(function*() {
+            yield* Effect.sleep("5 minutes").pipe(Effect.onInterrupt(() =>
+              Effect.forEach(
+                [lease.checkpoint({ count: 1 }), lease.handOff({ count: 1 }), Effect.flip(lease.lost)],
+                (operation, index) =>
+                  Effect.ignoreCause(operation).pipe(
+                    Effect.andThen(Ref.update(after, (_) => [..._, String(index)])),
+                    Effect.timeoutOption("1 second")
+                  )
+              )
+            ))
+          })).pipe(Effect.forkChild)
+        yield* TestClock.adjust("27 seconds")
+        yield* TestClock.adjust("10 seconds")
+        assert.strictEqual(Option.getOrThrow(Exit.findErrorOption(yield* Fiber.await(fiber)))._tag, "LeaseLost")
+        // Only `lost` returns: it tells of the loss.
+        assert.deepStrictEqual(yield* Ref.get(after), ["2"])
+      }).pipe(intercepted))
+
+    test("work that ignores every error it can see is lost all the same", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        yield* intercept((call, { operation }) =>
+          operation === "acquire" ? call : Effect.fail(Intercepted.unreachable(operation, "unknown"))
+        )
+        const fiber = yield* Worker.run(Counter.id("x"), (lease) =>
+          lease.checkpoint({ count: 1 }).pipe(Effect.ignoreCause, Effect.delay("1 second"), Effect.forever)).pipe(
+            Effect.forkChild
+          )
+        yield* TestClock.adjust("30 seconds")
+        assert.strictEqual(Option.getOrThrow(Exit.findErrorOption(yield* Fiber.await(fiber)))._tag, "LeaseLost")
+      }).pipe(intercepted))
+
+    test("work that cannot be interrupted and returns after its window ended is lost, not finished", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        yield* intercept((call, { operation }) => operation === "renew" ? Effect.never : call)
+        const fiber = yield* Effect.uninterruptible(Effect.as(Effect.sleep("28 seconds"), "done")).pipe(
+          (work) => Worker.run("job", () => work),
+          Effect.forkChild
+        )
+        yield* TestClock.adjust("40 seconds")
+        assert.strictEqual(Option.getOrThrow(Exit.findErrorOption(yield* Fiber.await(fiber)))._tag, "LeaseLost")
+      }).pipe(intercepted))
+
+    test("the work's own error stays in the cause, after the loss", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        yield* intercept((call, { operation }) => operation === "renew" ? Effect.never : call)
+        const fiber = yield* Effect.uninterruptible(
+          Effect.andThen(Effect.sleep("28 seconds"), Effect.fail("my own error"))
+        ).pipe(Lease.withLease("job"), Effect.forkChild)
+        yield* TestClock.adjust("40 seconds")
+        const exit = yield* Fiber.await(fiber)
+        assert(Exit.isFailure(exit))
+        const failures = exit.cause.reasons.filter(Cause.isFailReason).map((reason) => reason.error)
+        assert.strictEqual(failures.length, 2)
+        assert.strictEqual((failures[0] as { readonly _tag: string })._tag, "LeaseLost")
+        assert.strictEqual(failures[1], "my own error")
+      }).pipe(intercepted))
+
+    test("a step of the wall clock forward ends a term early at most; a step back changes nothing", () =>
+      Effect.gen(function*() {
+        const lease = yield* Lease.hold("job")
+        yield* TestClock.adjust("1 second")
+        yield* TestClock.setTime(-24 * 3600_000)
+        assert.strictEqual(Duration.toMillis(yield* lease.window), 26_000)
+      }).pipe(Effect.scoped, intercepted))
+  })
+
+  describe("lost replies", () => {
+    test("the same attempt, sent again, gets the lease that was already taken: no LeaseHeld for a ttl", () =>
+      Effect.gen(function*() {
+        const backend = yield* TestBackend.TestBackend
+        yield* backend.loseReplies("a", 1)
+        const fiber = yield* Effect.forkChild(a(Lease.acquire("job")))
+        yield* TestClock.adjust("100 millis")
+        const { token } = yield* Fiber.join(fiber)
+        const held = yield* Effect.flip(b(Lease.acquire("job")))
+        assert(held._tag === "LeaseHeld")
+        assert.strictEqual(token.fencingToken, 1n)
+      }).pipe(onTestBackend))
+
+    test("a renewal, a checkpoint, a release and a forget get the answer that was lost", () =>
+      Effect.gen(function*() {
+        const backend = yield* TestBackend.TestBackend
+        yield* Effect.gen(function*() {
+          const { token } = yield* Lease.acquire(Counter.id("x"))
+          const retried = <A, E>(effect: Effect.Effect<A, E, Lease.Leases>) =>
+            Effect.gen(function*() {
+              yield* backend.loseReplies("a", 2)
+              const fiber = yield* Effect.forkChild(effect)
+              yield* TestClock.adjust("1 second")
+              return yield* Fiber.join(fiber)
+            })
+          yield* retried(Lease.renew(token))
+          yield* retried(Lease.checkpoint(token, { count: 1 }))
+          assert.deepStrictEqual(yield* retried(Lease.readCheckpoint(token)), Option.some({ count: 1 }))
+          yield* retried(Lease.release(token, "finished", { count: 2 }))
+          const next = yield* Lease.acquire(Counter.id("x"))
+          assert.strictEqual(next.prior.exit, "finished")
+          assert.deepStrictEqual(next.prior.state, Option.some({ count: 2 }))
+          yield* retried(Lease.forget(next.token))
+          assert.strictEqual((yield* Lease.acquire(Counter.id("x"))).prior.exit, "none")
+        }).pipe(a)
+      }).pipe(onTestBackend))
+
+    test("a release whose reply was lost succeeds, although a successor has already begun", () =>
+      Effect.gen(function*() {
+        const { intercept, restore } = yield* Intercepted.Intercepted
+        const { token } = yield* Lease.acquire("job")
+        const successor = yield* Deferred.make<Lease.Prior<never>>()
+        yield* intercept((call, { operation }) =>
+          operation !== "release" ? call : call.pipe(
+            Effect.andThen(restore),
+            Effect.andThen(Effect.flatMap(b(Lease.acquire("job")), ({ prior }) => Deferred.succeed(successor, prior))),
+            Effect.orDie,
+            Effect.andThen(Effect.fail(Intercepted.unreachable("release", "unknown")))
+          )
+        )
+        const fiber = yield* Effect.forkChild(Lease.release(token, "finished"))
+        yield* TestClock.adjust("1 second")
+        yield* Fiber.join(fiber)
+        assert.strictEqual((yield* Deferred.await(successor)).exit, "finished")
+      }).pipe(intercepted))
+
+    test("an outcome that stays unknown is said to be unknown, although a later sending was rejected", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        let sent = 0
+        yield* intercept((_, { operation }) =>
+          Effect.suspend(() => Effect.fail(Intercepted.unreachable(operation, sent++ === 0 ? "unknown" : "rejected")))
+        )
+        const fiber = yield* Effect.forkChild(Lease.acquire("job"))
+        yield* TestClock.adjust("1 minute")
+        const error = Option.getOrThrow(Exit.findErrorOption(yield* Fiber.await(fiber)))
+        assert(error._tag === "BackendError")
+        assert.strictEqual(error.outcome, "unknown")
+        assert.strictEqual(error.workId, "job")
+        assert.isAbove(sent, 2)
+      }).pipe(intercepted))
+
+    test("a rejected acquire fails at once", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        yield* intercept((_, { operation }) => Effect.fail(Intercepted.unreachable(operation, "rejected")))
+        const error = yield* Effect.flip(Lease.acquire("job"))
+        assert(error._tag === "BackendError")
+        assert.strictEqual(error.outcome, "rejected")
+      }).pipe(intercepted))
+  })
+
+  describe("acquiring", () => {
+    test("an acquire that returns with no window left fails, gives the lease back, and hides no prior", () =>
+      Effect.gen(function*() {
+        const { intercept, restore } = yield* Intercepted.Intercepted
+        const policy = Renewal.makeUnsafe({ ttl: "9 seconds", safetyMargin: "5 seconds", operationTimeout: "3 seconds", renewEvery: 500 })
+        yield* Worker.run("job", (lease) => lease.leaveAs("retired"))
+        // The answer to the second sending is the first one's, whose window has ended by then.
+        let sent = 0
+        yield* intercept((call, { operation }) =>
+          operation === "acquire"
+            ? Effect.suspend(() =>
+              sent++ === 0
+                ? Effect.andThen(call, Effect.fail(Intercepted.unreachable("acquire", "unknown"))).pipe(Effect.delay("2900 millis"))
+                : Effect.tap(call, () => Effect.sleep("2 seconds"))
+            )
+            : call
+        )
+        const fiber = yield* Effect.forkChild(Lease.acquire("job", { policy }))
+        yield* TestClock.adjust("20 seconds")
+        const error = Option.getOrThrow(Exit.findErrorOption(yield* Fiber.await(fiber)))
+        assert.strictEqual(error._tag, "WindowExhausted")
+        yield* restore
+        const { prior, token } = yield* Lease.acquire("job")
+        assert.strictEqual(prior.exit, "retired")
+        assert.isAbove(Number(token.fencingToken), 2)
+      }).pipe(intercepted))
+
+    test("an interrupted acquire that was not yet answered is given back as soon as it is", () =>
+      Effect.gen(function*() {
+        const { intercept, log } = yield* Intercepted.Intercepted
+        yield* intercept((call, { operation }) => operation === "acquire" ? Effect.tap(call, () => Effect.sleep("3 seconds")) : call)
+        const fiber = yield* Effect.forkChild(Lease.acquire("job"))
+        yield* TestClock.adjust("1 second")
+        const interruption = yield* Effect.forkChild(Fiber.interrupt(fiber))
+        yield* TestClock.adjust("2 seconds")
+        yield* Fiber.join(interruption)
+        assert.deepStrictEqual(operations(log), ["acquire", "release"])
+        assert.strictEqual((yield* Fiber.await(fiber))._tag, "Failure")
+        const again = yield* Effect.forkChild(Lease.acquire("job"))
+        yield* TestClock.adjust("3 seconds")
+        assert.strictEqual((yield* Fiber.join(again)).prior.exit, "none")
+      }).pipe(intercepted))
+
+    test("an acquire that is interrupted in the queue is never sent", () =>
+      Effect.gen(function*() {
+        const { intercept, log } = yield* Intercepted.Intercepted
+        yield* intercept((call) => Effect.delay(call, "1 second"))
+        // Four batches may be in flight.
+        const first = yield* Effect.forkChild(Effect.forEach(
+          ["1", "2", "3", "4"],
+          (workId) => Effect.andThen(Effect.yieldNow, Lease.acquire(workId)),
+          { concurrency: "unbounded" }
+        ))
+        yield* TestClock.adjust("100 millis")
+        const inFlight = log.length
+        const queued = yield* Effect.forEach(["5", "6", "7", "8"], (workId) => Effect.forkChild(Lease.acquire(workId)))
+        yield* TestClock.adjust("100 millis")
+        yield* Effect.forkChild(Effect.forEach(queued, Fiber.interrupt, { concurrency: "unbounded" }))
+        yield* TestClock.adjust("10 seconds")
+        yield* Fiber.join(first)
+        const sent = log.slice(inFlight).flatMap((_) => _.items.map((item) => item.workId))
+        for (const workId of ["5", "6", "7", "8"]) {
+          // What was sent after all was given back.
+          if (sent.includes(workId)) assert.strictEqual(sent.filter((_) => _ === workId).length, 2)
+        }
+        const again = yield* Effect.forkChild(
+          Effect.forEach(["5", "6", "7", "8"], (workId) => Lease.acquire(workId), { concurrency: "unbounded" })
+        )
+        yield* TestClock.adjust("10 seconds")
+        yield* Fiber.join(again)
+      }).pipe(intercepted))
+
+    test("a prior state that cannot be decoded is given back; the bytes stay", () =>
+      Effect.gen(function*() {
+        const other = Work.make("counter", Checkpoint.make(Schema.Struct({ count: Schema.String })))
+        yield* Worker.run(Counter.id("x"), (lease) => lease.checkpoint({ count: 5 }))
+        for (const attempt of [
+          Lease.acquire(other.id("x")),
+          Effect.scoped(Lease.hold(other.id("x"))),
+          Worker.run(other.id("x"), () => Effect.die("never starts"))
+        ]) {
+          const error = yield* Effect.flip(attempt as Effect.Effect<unknown, { readonly _tag: string }, Lease.Leases>)
+          assert.strictEqual(error._tag, "CheckpointDecodeError")
+        }
+        const prior = yield* Worker.run(Counter.id("x"), (lease) => Effect.succeed(lease.prior))
+        assert.deepStrictEqual(prior.state, Option.some({ count: 5 }))
+        assert.strictEqual(prior.exit, "finished")
+      }).pipe(intercepted))
+
+    test("the lease is lost while the prior state is decoded: the work never starts", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        const stored = yield* Checkpoint.make(Schema.Int).encode("w:x", 1)
+        const hanging: Checkpoint.Checkpoint<number> = {
+          ...Checkpoint.make(Schema.Int),
+          decode: () => Effect.never,
+          encode: () => Effect.succeed(stored)
+        }
+        const work = Work.make("w", hanging)
+        yield* Worker.run(work.id("x"), (lease) => lease.checkpoint(1))
+        yield* intercept((call, { operation }) => operation === "renew" ? Effect.never : call)
+        const fiber = yield* Effect.forkChild(Worker.run(work.id("x"), () => Effect.die("never starts")))
+        yield* TestClock.adjust("5 minutes")
+        assert.strictEqual(Option.getOrThrow(Exit.findErrorOption(yield* Fiber.await(fiber)))._tag, "LeaseLost")
+      }).pipe(intercepted))
+
+    test("a plain work ID has no state, and leaves that of others as it is", () =>
+      Effect.gen(function*() {
+        yield* Worker.run(Counter.id("x"), (lease) => lease.checkpoint({ count: 5 }))
+        const prior = yield* Worker.run("counter:x", (lease) => Effect.succeed(lease.prior))
+        assert.deepStrictEqual(prior.state, Option.none())
+        assert.deepStrictEqual(
+          yield* Worker.run(Counter.id("x"), (lease) => Effect.succeed(lease.prior.state)),
+          Option.some({ count: 5 })
+        )
+      }).pipe(intercepted))
+
+    for (const [why, workId] of [
+      ["Empty", ""],
+      ["TooLong", "x".repeat(513)],
+      ["TooLong", "é".repeat(257)],
+      ["ContainsNul", "a\0b"],
+      ["LoneSurrogate", "a\ud800b"]
+    ] as const) {
+      test(`refuses a work ID that is ${why} (${workId.length} characters) before anything is sent`, () =>
+        Effect.gen(function*() {
+          const { log } = yield* Intercepted.Intercepted
+          for (const effect of [
+            Lease.acquire(workId),
+            Effect.scoped(Lease.hold(workId)),
+            Lease.withLease(Effect.void, workId),
+            Worker.run(workId, () => Effect.void),
+            Lease.requestYield(workId)
+          ]) {
+            const error = yield* Effect.flip(effect as Effect.Effect<unknown, { readonly _tag: string }, Lease.Leases>)
+            assert.strictEqual(error._tag, "InvalidWorkId")
+            assert.strictEqual((error as unknown as { readonly why: string }).why, why)
+          }
+          assert.deepStrictEqual(log, [])
+        }).pipe(intercepted))
+    }
+
+    test("accepts work IDs of 512 bytes, and of surrogate pairs", () =>
+      Effect.gen(function*() {
+        yield* Lease.acquire("é".repeat(256))
+        yield* Lease.acquire("👩‍🚀")
+      }).pipe(intercepted))
+  })
+
+  describe("waiting", () => {
+    test("takes an expired lease within 25 ms of the holder's expiry", () =>
+      Effect.gen(function*() {
+        const backend = yield* TestBackend.TestBackend
+        yield* a(Lease.acquire("job"))
+        yield* backend.sever("a")
+        const fiber = yield* Effect.forkChild(b(Effect.andThen(Lease.acquire("job", { wait: true }), Clock.currentTimeMillis)))
+        yield* TestClock.adjust("29999 millis")
+        assert.isUndefined(fiber.pollUnsafe())
+        yield* TestClock.adjust("26 millis")
+        assert.isAtLeast(yield* Fiber.join(fiber), 30_000)
+      }).pipe(onTestBackend))
+
+    test("takes a released lease at once, where the backend gives hints", () =>
+      Effect.gen(function*() {
+        const { token } = yield* Lease.acquire("job")
+        const fiber = yield* Effect.forkChild(Lease.acquire("job", { wait: true }))
+        yield* TestClock.adjust("10 seconds")
+        yield* Lease.release(token, "yielded")
+        const { prior } = yield* Fiber.join(fiber)
+        assert.strictEqual(prior.exit, "yielded")
+      }).pipe(a, onTestBackend))
+
+    test("takes a released lease within the poll interval, where it gives none", () =>
+      Effect.gen(function*() {
+        const { token } = yield* Lease.acquire("job")
+        const fiber = yield* Effect.forkChild(Lease.acquire("job", { wait: true }))
+        yield* TestClock.adjust("10 seconds")
+        yield* Lease.release(token, "yielded")
+        yield* TestClock.adjust("2 seconds")
+        yield* Fiber.join(fiber)
+      }).pipe(
+        Effect.provide(
+          Lease.layerWith({ pollInterval: "2 seconds" }).pipe(
+            Layer.provide(Layer.effect(
+              Backend.Backend,
+              Effect.map(Backend.Backend, (backend) => ({ ...backend, wakeups: Option.none() }))
+            ))
+          )
+        ),
+        onTestBackend
+      ))
+
+    test("a hundred waiters: one winner each time, and every one gets its turn", () =>
+      Effect.gen(function*() {
+        let holding = 0
+        const most = yield* Ref.make(0)
+        const turn = Lease.withLease(
+          Effect.gen(function*() {
+            holding++
+            yield* Ref.update(most, (_) => Math.max(_, holding))
+            yield* Effect.sleep("10 millis")
+            holding--
+          }),
+          "job",
+          { wait: true }
+        )
+        const fiber = yield* Effect.forkChild(
+          Effect.forEach(Array.from({ length: 100 }), () => turn, { concurrency: "unbounded", discard: true })
+        )
+        yield* TestClock.adjust("10 seconds")
+        yield* Fiber.join(fiber)
+        assert.strictEqual(yield* Ref.get(most), 1)
+      }).pipe(a, onTestBackend))
+
+    test("only LeaseHeld keeps it waiting", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        yield* Lease.acquire("job")
+        yield* intercept((_, { operation }) =>
+          Effect.fail(new BackendError({ operation, outcome: "rejected", reason: new Other({}) }))
+        )
+        const error = yield* Effect.flip(Lease.acquire("job", { wait: true }))
+        assert.strictEqual(error._tag, "BackendError")
+      }).pipe(intercepted))
+
+    test("an interrupted waiter leaves nothing behind", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        const { token } = yield* Lease.acquire("job")
+        const fiber = yield* Effect.forkChild(Lease.acquire("job", { wait: true }))
+        yield* TestClock.adjust("5 seconds")
+        yield* Fiber.interrupt(fiber)
+        yield* Lease.release(token, "finished")
+        const sent = log.length
+        yield* TestClock.adjust("1 minute")
+        assert.strictEqual(log.length, sent)
+      }).pipe(intercepted))
+  })
+
+  describe("gathering", () => {
+    test("while one batch is in flight, the next one forms, with at most one item per work ID", () =>
+      Effect.gen(function*() {
+        const { intercept, log } = yield* Intercepted.Intercepted
+        yield* intercept((call) => Effect.andThen(Effect.yieldNow, call))
+        yield* Effect.forEach(["a", "b", "b", "c", "d"], (workId) => Effect.exit(Lease.acquire(workId)), {
+          concurrency: "unbounded"
+        })
+        assert.deepStrictEqual(log.map((sent) => sent.items.map((item) => item.workId)), [["a"], ["b", "c", "d"], ["b"]])
+      }).pipe(intercepted))
+
+    test("a batch holds at most 500 items", () =>
+      Effect.gen(function*() {
+        const { intercept, log } = yield* Intercepted.Intercepted
+        yield* intercept((call) => Effect.andThen(Effect.yieldNow, call))
+        yield* Effect.forEach(Array.from({ length: 1200 }), (_, index) => Lease.acquire(`job-${index}`), {
+          concurrency: "unbounded",
+          discard: true
+        })
+        assert.deepStrictEqual(log.map((sent) => sent.items.length), [1, 500, 500, 199])
+      }).pipe(intercepted))
+
+    test("one bad item that has the whole batch refused does not fail its neighbours", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        yield* intercept((call, { items }) =>
+          Effect.andThen(
+            Effect.yieldNow,
+            items.some((item) => item.workId === "bad")
+              ? Effect.fail(new BackendError({ operation: "acquire", outcome: "rejected", reason: new Other({}) }))
+              : call
+          )
+        )
+        const exits = yield* Effect.forEach(["first", "a", "bad", "c"], (workId) => Effect.exit(Lease.acquire(workId)), {
+          concurrency: "unbounded"
+        })
+        assert.deepStrictEqual(exits.map((exit) => exit._tag), ["Success", "Success", "Failure", "Success"])
+      }).pipe(intercepted))
+
+    test("an interrupted fiber neither cancels the batch nor keeps its place", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        const { token: one } = yield* Lease.acquire("one")
+        const { token: two } = yield* Lease.acquire("two")
+        yield* intercept((call) => Effect.delay(call, "1 second"))
+        const first = yield* Effect.forkChild(Lease.renew(one), { startImmediately: true })
+        const second = yield* Effect.forkChild(Lease.renew(two), { startImmediately: true })
+        yield* TestClock.adjust("500 millis")
+        yield* Fiber.interrupt(first)
+        yield* TestClock.adjust("500 millis")
+        yield* Fiber.join(second)
+        for (let i = 0; i < 20; i++) {
+          const fiber = yield* Effect.forkChild(Lease.renew(one))
+          yield* TestClock.adjust("1 second")
+          yield* Fiber.join(fiber)
+        }
+      }).pipe(intercepted))
+
+    test("batches that hang hold up nobody for longer than their timeout", () =>
+      Effect.gen(function*() {
+        const { intercept, restore } = yield* Intercepted.Intercepted
+        const gate = yield* Deferred.make<void>()
+        yield* intercept((call) => Effect.uninterruptible(Effect.andThen(Deferred.await(gate), call)))
+        const hanging = yield* Effect.forkChild(Effect.forEach(
+          Array.from({ length: 10 }),
+          (_, index) => Effect.exit(Lease.acquire(`job-${index}`)),
+          { concurrency: "unbounded" }
+        ))
+        yield* TestClock.adjust("1 second")
+        yield* restore
+        const others = yield* Effect.forkChild(Effect.forEach(
+          Array.from({ length: 10 }),
+          (_, index) => Lease.acquire(`other-${index}`),
+          { concurrency: "unbounded" }
+        ))
+        yield* TestClock.adjust("4 seconds")
+        yield* Fiber.join(others)
+        yield* Deferred.succeed(gate, undefined)
+        yield* TestClock.adjust("1 minute")
+        yield* Fiber.join(hanging)
+      }).pipe(intercepted))
+  })
+})
