@@ -12,7 +12,10 @@ export interface Processes {
   readonly start: Effect.Effect<Worker, PlatformError.PlatformError>
   /** SIGKILL: returns when it is dead. */
   readonly kill: (worker: Worker) => Effect.Effect<void, PlatformError.PlatformError>
-  readonly signal: (worker: Worker, signal: "SIGUSR2" | "SIGCONT") => Effect.Effect<void>
+  /** Has the worker send itself SIGSTOP in its next write, after it has made sure of its lease: the worst moment. */
+  readonly freeze: (worker: Worker) => Effect.Effect<void>
+  /** SIGCONT. */
+  readonly wake: (worker: Worker) => Effect.Effect<void>
 }
 
 export const make = Effect.fnUntraced(function*(
@@ -44,9 +47,8 @@ export const make = Effect.fnUntraced(function*(
         worker.state = "ended"
         return
       }
-      run.broken = `${worker.holderId} ended with ${
-        Exit.isSuccess(exit) ? `code ${exit.value}` : "a signal"
-      }\n${errors}`
+      const how = Exit.isSuccess(exit) ? `code ${exit.value}` : "a signal"
+      run.broken = `${worker.holderId} ended with ${how}\n${errors.trimEnd()}`
     }).pipe(
       Effect.catchCause((cause) =>
         Effect.sync(() => {
@@ -71,6 +73,10 @@ export const make = Effect.fnUntraced(function*(
     return worker
   }).pipe(Effect.provideService(Scope.Scope, scope))
 
+  /** Unlike the handle's `kill`, does not wait for the end of the process. */
+  const signal = (worker: Worker, signal: NodeJS.Signals) =>
+    Effect.sync(() => process.kill(handles.get(worker)!.pid, signal))
+
   return {
     start,
     kill: (worker) =>
@@ -78,7 +84,7 @@ export const make = Effect.fnUntraced(function*(
         worker.state = "killed"
         return handles.get(worker)!.kill({ killSignal: "SIGKILL" })
       }),
-    // Not the handle's kill, which waits for the end of the process.
-    signal: (worker, signal) => Effect.sync(() => process.kill(handles.get(worker)!.pid, signal))
+    freeze: (worker) => signal(worker, "SIGUSR2"),
+    wake: (worker) => signal(worker, "SIGCONT")
   }
 })

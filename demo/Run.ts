@@ -45,18 +45,18 @@ export interface Event {
   readonly text: string
 }
 
-/** Something did not happen that should, or the other way round. */
+/** The run cannot go on. */
 export class Stuck extends Data.TaggedError("Stuck")<{ readonly message: string }> {}
 
 export class Run {
-  /** Why going on makes no sense. */
-  broken: string | undefined
   readonly parts: ReadonlyArray<Part>
   readonly total: number
   readonly workers: Array<Worker> = []
   readonly events: Array<Event> = []
   /** What must not be: any of them fails the run. */
   readonly problems: Array<string> = []
+  /** Why the run cannot go on, if it cannot. */
+  broken: string | undefined
   /** The time from the last progress of one holder to the first of the next, in milliseconds, of each takeover. */
   readonly gaps: Array<number> = []
   readonly kills: Array<Worker> = []
@@ -100,7 +100,7 @@ export class Run {
   }
 
   note(kind: Event["kind"], text: string): void {
-    this.events.push({ at: this.now, kind, text })
+    for (const line of text.split("\n")) this.events.push({ at: this.now, kind, text: line })
   }
 
   problem(text: string): void {
@@ -108,8 +108,8 @@ export class Run {
     this.note("problem", text)
   }
 
-  /** Waits until something is so. Fails with `Stuck` if it takes too long, or the run is broken. */
-  until(what: string, condition: () => boolean, seconds = 60): Effect.Effect<void, Stuck> {
+  /** Waits until something is so. Fails if it takes too long, or the run is broken. */
+  until(what: string, condition: () => boolean, seconds = 90): Effect.Effect<void, Stuck> {
     return Effect.suspend(() => {
       const deadline = this.now + seconds * 1000
       const wait: Effect.Effect<void, Stuck> = Effect.suspend(() => {
@@ -137,15 +137,11 @@ export class Run {
         }
         if (prior.holderId === null) break
         const state = this.workers.find((worker) => worker.holderId === prior.holderId)?.state
-        const fate = state === "killed" || state === "frozen" ? state : "left"
+        const left = `${prior.holderId} ${state === "killed" || state === "frozen" ? state : "left"} (${prior.exit})`
+        const continues = `${worker.holderId} from record ${count(next)}`
         part.takeover = (gap) => {
           this.gaps.push(gap)
-          this.note(
-            "takeover",
-            `${part.workId}  ${prior.holderId} ${fate} (${prior.exit}) → ${worker.holderId} from record ${
-              count(next)
-            }, gap ${seconds(gap)}`
-          )
+          this.note("takeover", `${part.workId}  ${left} → ${continues}, gap ${seconds(gap)}`)
         }
         break
       }

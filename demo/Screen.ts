@@ -71,6 +71,8 @@ const live = Effect.fnUntraced(function*(run: Run) {
   const frame = Effect.sync(() => {
     const { columns = 80, rows = 24 } = process.stdout
     const picture = pictureOf(run, columns).slice(0, rows - 1)
+    // What was on the screen is lost with its size.
+    if (resized) shown = Math.max(0, run.events.length - Math.max(0, rows - 1 - picture.length))
     const lines = [...run.events.slice(shown).map(eventLine), ...picture]
     write(
       escape.beginFrame + (resized ? escape.eraseAll : escape.up(height)) +

@@ -67,8 +67,7 @@ const freeze = Effect.fnUntraced(function*(run: Run, processes: Processes, blow:
   if (victim === undefined) return run.problem(tooShort)
   const { holderId } = victim
   victim.state = "marked"
-  // It stops itself in its next write, after it has made sure of its lease: there is no worse moment.
-  yield* processes.signal(victim, "SIGUSR2")
+  yield* processes.freeze(victim)
   const isFrozen = () => victim.state === "frozen"
   yield* run.until(`${holderId} stops in its next write`, () => isFrozen() || run.finished)
   if (!isFrozen()) return run.problem(tooShort)
@@ -87,7 +86,7 @@ const freeze = Effect.fnUntraced(function*(run: Run, processes: Processes, blow:
   const before = yield* rowsUnder(tokens)
   const millis = run.now - victim.frozenAt
   victim.state = "woken"
-  yield* processes.signal(victim, "SIGCONT")
+  yield* processes.wake(victim)
   run.note("freeze", `${holderId} woken with SIGCONT after ${seconds(millis)}; others have ${workIds} now`)
   yield* run.until(
     `${holderId} notices that it has lost ${workIds}`,

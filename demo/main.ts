@@ -42,7 +42,7 @@ const flags = {
     Flag.optional
   ),
   fence: Flag.Boolean("fence").pipe(
-    Flag.withDescription("Write in fenced transactions. Without the fence, the import does not survive"),
+    Flag.withDescription("Write in fenced transactions (the default). With --no-fence, the import does not survive"),
     Flag.withDefault(true)
   )
 }
@@ -63,9 +63,7 @@ const command = Command.make(
     const run = new Run(parts, (part) => workId(part).value, yield* Clock.Clock)
     yield* Screen.print([
       [["An import that survives murder", "bold"], [`  (again: npm start -- --seed ${seed})`, "dim"]],
-      [[`${
-        count(run.total)
-      } cities in ${parts.length} work IDs, ${options.workers} worker processes, leases of ${ttl}`]],
+      [[`${count(run.total)} cities in ${parts.length} work IDs, ${options.workers} workers, leases of ${ttl}`]],
       [[`Data: ${Cities.source}`, "dim"]],
       ...(options.fence ? [] : [[["The fence is taken out.", "bgRed", "bold"]] as const])
     ])
@@ -103,10 +101,8 @@ const judge = Effect.fnUntraced(function*(run: Run, parts: ReadonlyArray<Readonl
   const { different, missing, repeated, rows, zombies } = yield* Check.check(parts)
   if (missing + repeated + different > 0 || rows !== run.total) {
     run.problems.push(
-      `of ${count(run.total)} records, ${count(missing)} are missing and ${
-        count(repeated)
-      } are in the table more than ` +
-        `once; ${count(different)} rows differ from the source`
+      `${count(missing)} of ${count(run.total)} records are missing, and ${count(repeated)} are there more than once`,
+      `${count(different)} rows differ from the source`
     )
   }
   if (zombies > 0) {
@@ -121,18 +117,16 @@ const judge = Effect.fnUntraced(function*(run: Run, parts: ReadonlyArray<Readonl
     return yield* new NotSurvived()
   }
   const gaps = [...run.gaps].sort((a, b) => a - b)
+  const [shortest, median, longest] = [gaps[0], gaps[gaps.length >> 1], gaps.at(-1)!].map(seconds)
   const facts = [
     `each of ${count(run.total)} records is in the table exactly once, as the source has it`,
     "no zombie write: nothing was written under a fencing token after a later one",
     `${plural(run.kills.length, "worker")} killed with SIGKILL: others continued all that they held`,
-    ...run.freezes.map(({ lost, millis, worker }) =>
-      `${worker.holderId} frozen with SIGSTOP for ${seconds(millis)}: it lost ${
-        plural(lost, "lease")
-      } and wrote nothing more`
-    ),
-    `${gaps.length} takeovers, with gaps of ${seconds(gaps[0])} to ${seconds(gaps.at(-1)!)} (median ${
-      seconds(gaps[gaps.length >> 1])
-    })`
+    ...run.freezes.map(({ lost, millis, worker }) => {
+      const frozen = `${worker.holderId} frozen with SIGSTOP for ${seconds(millis)}`
+      return `${frozen}: it lost ${plural(lost, "lease")} and wrote nothing more`
+    }),
+    `${gaps.length} takeovers, with gaps of ${shortest} to ${longest} (median ${median})`
   ]
   yield* Screen.print([
     [],

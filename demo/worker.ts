@@ -62,7 +62,7 @@ const importWhatIsFree = Effect.gen(function*() {
   while (unfinished.size > 0) {
     let wait = Duration.millis(500)
     for (const part of yield* Random.shuffle(unfinished)) {
-      if (inHand.has(part)) continue
+      if (inHand.has(part) || !unfinished.has(part)) continue
       inHand.add(part)
       yield* importPart(part).pipe(
         Effect.andThen(Effect.sync(() => unfinished.delete(part))),

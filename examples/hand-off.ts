@@ -15,7 +15,8 @@ import * as Memory from "worklease/layers/Memory"
 
 const Count = Work.make("count", Checkpoint.make(Schema.Struct({ n: Schema.Int })))
 
-const policy = { ttl: "600 millis" } as const // renews every 200 ms, which is how a request reaches the holder
+// A request reaches the holder with its next renewal or checkpoint.
+const policy = { ttl: "2 seconds", renewEvery: "200 millis" } as const
 const processA = Effect.provide(Lease.layerWith({ holderId: "a", ...policy }))
 const processB = Effect.provide(Lease.layerWith({ holderId: "b", ...policy }))
 

@@ -57,9 +57,9 @@ const onboard = (tenant: string) =>
     { wait: true }
   )
 
-/** A lease of 2 seconds, so that nobody has to watch this example for 30. */
+/** A lease of 3 seconds, so that nobody has to watch this example for 30. */
 const workleaseLayer = (holderId: string) =>
-  Lease.layerWith({ holderId, ttl: "2 seconds" }).pipe(
+  Lease.layerWith({ holderId, ttl: "3 seconds" }).pipe(
     Layer.provide(Postgres.layer),
     Layer.provideMerge(PgClient.layerConfig({ url: Config.Redacted("DATABASE_URL") }))
   )

@@ -5,8 +5,8 @@
  * per work ID, and answers them one by one, in order. Each call is one
  * attempt. A backend never retries, never waits for another holder and never
  * looks at a local clock; sending again, waiting and timing out are the
- * library's part. `worklease/testing` exports the contract suite that every
- * backend has to pass.
+ * library's part. `worklease/testing/BackendContract` is the suite of tests
+ * that every backend has to pass.
  *
  * @since 0.1.0
  */
@@ -41,6 +41,7 @@ export type ExitMode = "finished" | "abandoned" | "retired" | "yielded"
  * @since 0.1.0
  */
 export interface Stored {
+  /** The version of the checkpoint that wrote it: a positive integer of 32 bits. */
   readonly version: number
   readonly bytes: Uint8Array
 }

@@ -104,7 +104,8 @@ export const make = <S extends Schema.Constraint>(
 ): Checkpoint<S["Type"], S["DecodingServices"], S["EncodingServices"]> => fromCodec(json(schema), options)
 
 /**
- * A checkpoint whose states are raw bytes, stored as they are.
+ * A checkpoint whose states are raw bytes, stored as they are. What is no
+ * `Uint8Array` is refused with `CheckpointEncodeError`.
  *
  * **Details**
  *

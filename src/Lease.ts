@@ -151,11 +151,15 @@ export interface Any {
   readonly [TypeId]: TypeId
   readonly workId: string
   readonly token: AnyToken
-  /** The time for which the holder may still rely on the lease. */
+  /** The time for which the holder may still rely on the lease. Zero once it is lost. */
   readonly window: Effect.Effect<Duration.Duration>
   /** Fails once the lease is lost; never succeeds. */
   readonly lost: Effect.Effect<never, LeaseLost>
-  /** Runs an effect that is interrupted when the lease is lost. */
+  /**
+   * Runs an effect that is interrupted when the lease is lost, and fails with
+   * `LeaseLost` then. When the work leaves by a handoff, the effect is
+   * interrupted too, and so is whoever runs it.
+   */
   readonly guard: <A, EX, R>(self: Effect.Effect<A, EX, R>) => Effect.Effect<A, EX | LeaseLost, R>
   /** Whether somebody has asked for a handoff. */
   readonly yieldRequested: Effect.Effect<boolean>
@@ -187,6 +191,9 @@ export interface Lease<in out S = never> extends Any {
    * out of reach it is sent again until the window closes. Inside an open
    * transaction of the backend's own store it joins that transaction, is sent
    * once, and counts when the transaction has committed.
+   *
+   * Fails with `CheckpointEncodeError` or `CheckpointTooLarge` before anything
+   * is sent, and with `BackendError` when the backend refuses it.
    */
   readonly checkpoint: (state: S) => Effect.Effect<void, CheckpointEncodeError | CheckpointTooLarge | BackendError>
   /**
@@ -198,7 +205,11 @@ export interface Lease<in out S = never> extends Any {
     exit: "finished" | "retired",
     state?: S
   ) => Effect.Effect<void, CheckpointEncodeError | CheckpointTooLarge>
-  /** Ends the work here, as `yielded`. Its release carries the state. */
+  /**
+   * Ends the work here, as `yielded`. Its release carries the state. Dies inside
+   * a transaction, which it would roll back: checkpoint inside it, and hand off
+   * after it.
+   */
   readonly handOff: (state?: S) => Effect.Effect<never, CheckpointEncodeError | CheckpointTooLarge>
 }
 
@@ -241,7 +252,9 @@ export interface HoldOptions<Wait extends boolean = boolean> extends AcquireOpti
  * **Details**
  *
  * The operations on a token are sent again after an unknown outcome, for up to
- * two operation timeouts.
+ * two operation timeouts. Only checkpoints join an open transaction of the
+ * backend's own store. The others are sent outside of it, or, where the client
+ * has a single connection, refused in it with a `BackendError`.
  *
  * @category services
  * @since 0.1.0
@@ -301,7 +314,9 @@ export class Leases extends Context.Service<Leases, {
    * released: as `finished` after a success, `abandoned` after a failure or an
    * interruption, `yielded` after a handoff.
    *
-   * A scope cannot fail its owner: run the work in the lease's `guard`.
+   * Fails like `acquire`, but with `LeaseLost` where that fails with
+   * `WindowExhausted`. A scope cannot fail its owner: run the work in the
+   * lease's `guard`.
    */
   readonly hold: <const W extends Work.Input, const Wait extends boolean = false>(
     work: W,
@@ -842,7 +857,6 @@ const make = Effect.fnUntraced(function*(
       const isWanted = supervised ? () => !term.loseIfExhausted() : undefined
       return resend(
         Effect.suspend(() => {
-          if (isWanted !== undefined && !isWanted()) return noReturn
           sentAt = Window.now(clock)
           return sent(gather, request, term.policy, isWanted)
         }),

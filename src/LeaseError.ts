@@ -91,6 +91,12 @@ export class LeaseExpired extends Schema.TaggedError<LeaseExpired>("worklease/Le
  * The time for which the holder could rely on its lease ran out before the
  * backend confirmed an extension.
  *
+ * **Details**
+ *
+ * An acquire fails with it when its answer came too late to rely on the lease,
+ * which is then given back. `fencingToken` is 0 where even the term had ended
+ * by then, so that its token is not known.
+ *
  * @category errors
  * @since 0.1.0
  */
@@ -157,8 +163,8 @@ export class Yielded extends Schema.TaggedError<Yielded>("worklease/Yielded")("Y
 }
 
 /**
- * The work ID or holder ID breaks the rules: 1 to 512 UTF-8 bytes, no NUL, no
- * lone surrogate.
+ * The work ID breaks the rules: 1 to 512 UTF-8 bytes, no NUL, no lone
+ * surrogate. Nothing was sent.
  *
  * @category errors
  * @since 0.1.0
@@ -269,7 +275,8 @@ export class Unreachable
 }
 
 /**
- * The backend did not answer within the operation's timeout.
+ * The backend did not answer within the operation's timeout, or what is stored
+ * for the work ID stayed locked for as long.
  *
  * @category errors
  * @since 0.1.0
@@ -281,7 +288,8 @@ export class TimedOut extends Schema.TaggedError<TimedOut>("worklease/Backend/Ti
 }
 
 /**
- * The backend's tables are missing (`found` is `null`) or of another version.
+ * The backend's tables are missing or of another version; `found` is `null`
+ * where the backend cannot tell which.
  *
  * @category errors
  * @since 0.1.0
@@ -308,7 +316,8 @@ export class PermissionDenied extends Schema.TaggedError<PermissionDenied>("work
   fields
 ) {
   override get message(): string {
-    return "permission was denied. Check the credentials, and that they may SELECT, INSERT, UPDATE and DELETE"
+    return "permission was denied. Check the credentials, and that they may SELECT, INSERT, UPDATE and DELETE; " +
+      "to migrate, that they may CREATE, or let layerMigrations run with others and use layerStorage here"
   }
 }
 
@@ -375,9 +384,10 @@ export const BackendErrorReason: Schema.Union<[
  *
  * **Details**
  *
- * `outcome` is `"rejected"` where the operation was surely not applied, and
- * `"unknown"` where it may have been. The library has then already sent it
- * again; both mean that it got no answer.
+ * `operation` names it as `Lease` does, or is `transaction` or `migrate`.
+ * `outcome` is `"rejected"` where it was surely not applied, and `"unknown"`
+ * where it may have been: the library has then already sent it again, for two
+ * operation timeouts, and got no answer. Every operation may be repeated.
  *
  * @category errors
  * @since 0.1.0

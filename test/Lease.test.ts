@@ -15,6 +15,15 @@ const test = it.effect
 const onTestBackend = Effect.provide(TestBackend.layer)
 const intercepted = Effect.provide(Layer.provideMerge(Lease.layerWith({ holderId: "a" }), Intercepted.layer))
 
+/** Occupies all places for batches in flight, with acquires whose calls take what the hook makes of them. */
+const fillPlaces = Effect.forEach(
+  ["place-1", "place-2", "place-3", "place-4"],
+  (workId) =>
+    Effect.forkChild(Effect.exit(Lease.acquire(workId))).pipe(
+      Effect.tap(Effect.repeat(Effect.yieldNow, { times: 10 }))
+    )
+)
+
 const operations = (log: ReadonlyArray<Intercepted.Sent>) => log.map((sent) => sent.operation)
 
 describe("Lease", () => {
@@ -277,6 +286,53 @@ describe("Lease", () => {
         assert.deepStrictEqual(yield* Ref.get(after), ["2"])
       }).pipe(intercepted))
 
+    test("an operation of a lost lease stays interruptible, even in an uninterruptible region", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        yield* intercept((call, { operation }) => operation === "renew" ? Effect.never : call)
+        const lease = yield* Lease.hold(Counter.id("x"))
+        yield* TestClock.adjust("1 minute")
+        const fiber = yield* Effect.forkChild(Effect.uninterruptible(lease.checkpoint({ count: 1 })))
+        yield* TestClock.adjust("1 minute")
+        assert.isUndefined(fiber.pollUnsafe())
+        yield* Fiber.interrupt(fiber)
+      }).pipe(Effect.scoped, intercepted))
+
+    test("a checkpoint that was queued before the loss is not sent after it", () =>
+      Effect.gen(function*() {
+        const { intercept, log } = yield* Intercepted.Intercepted
+        const others = yield* Effect.forEach([1, 2, 3, 4], (n) => Lease.acquire(Counter.id(`${n}`)))
+        yield* intercept((call, { operation }) =>
+          operation === "renew"
+            ? Effect.fail(new BackendError({ operation, outcome: "rejected", reason: new Other({}) }))
+            : operation === "checkpoint"
+            ? Effect.never
+            : call
+        )
+        yield* Effect.forkChild(Worker.run(Counter.id("x"), (work) =>
+          Effect.andThen(Effect.sleep("26900 millis"), Effect.uninterruptible(work.checkpoint({ count: 1 })))))
+        yield* TestClock.adjust("26 seconds")
+        for (const { token } of others) {
+          yield* Effect.forkChild(Effect.exit(Lease.checkpoint(token, { count: 0 })))
+          yield* Effect.repeat(Effect.yieldNow, { times: 10 })
+        }
+        yield* TestClock.adjust("30 seconds")
+        const checkpointed = log.filter((_) => _.operation === "checkpoint").flatMap((_) => _.items.map((_) => _.workId))
+        assert.include(checkpointed, "counter:4")
+        assert.notInclude(checkpointed, "counter:x")
+      }).pipe(intercepted))
+
+    it.live("withLease: an effect that blocked the event loop past its window and then returned is lost", () =>
+      Effect.gen(function*() {
+        const policy = Renewal.makeUnsafe({ ttl: 60 })
+        const block = Effect.sync(() => {
+          const start = process.hrtime.bigint()
+          while (process.hrtime.bigint() - start < 80_000_000n) { /* as a long computation does */ }
+        })
+        const error = yield* Effect.flip(Lease.withLease(block, "job", { policy }))
+        assert.strictEqual(error._tag, "LeaseLost")
+      }).pipe(intercepted))
+
     test("work that ignores every error it can see is lost all the same", () =>
       Effect.gen(function*() {
         const { intercept } = yield* Intercepted.Intercepted
@@ -400,6 +456,20 @@ describe("Lease", () => {
         assert.isAbove(sent, 2)
       }).pipe(intercepted))
 
+    test("whatever the reason, an operation whose outcome is unknown is sent again", () =>
+      Effect.gen(function*() {
+        const { intercept, restore } = yield* Intercepted.Intercepted
+        yield* intercept((call, { operation }) =>
+          Effect.andThen(
+            Effect.andThen(call, restore),
+            Effect.fail(new BackendError({ operation, outcome: "unknown", reason: new Other({}) }))
+          )
+        )
+        const fiber = yield* Effect.forkChild(Lease.acquire("job"))
+        yield* TestClock.adjust("1 second")
+        assert.strictEqual((yield* Fiber.join(fiber)).token.fencingToken, 1n)
+      }).pipe(intercepted))
+
     test("a rejected acquire fails at once", () =>
       Effect.gen(function*() {
         const { intercept } = yield* Intercepted.Intercepted
@@ -457,29 +527,18 @@ describe("Lease", () => {
       Effect.gen(function*() {
         const { intercept, log } = yield* Intercepted.Intercepted
         yield* intercept((call) => Effect.delay(call, "1 second"))
-        // Four batches may be in flight.
-        const first = yield* Effect.forkChild(Effect.forEach(
-          ["1", "2", "3", "4"],
-          (workId) => Effect.andThen(Effect.yieldNow, Lease.acquire(workId)),
-          { concurrency: "unbounded" }
-        ))
-        yield* TestClock.adjust("100 millis")
-        const inFlight = log.length
-        const queued = yield* Effect.forEach(["5", "6", "7", "8"], (workId) => Effect.forkChild(Lease.acquire(workId)))
-        yield* TestClock.adjust("100 millis")
-        yield* Effect.forkChild(Effect.forEach(queued, Fiber.interrupt, { concurrency: "unbounded" }))
+        const places = yield* fillPlaces
+        assert.strictEqual(log.length, 4)
+        const queued = yield* Effect.forkChild(Lease.acquire("job"), { startImmediately: true })
+        yield* Fiber.interrupt(queued)
         yield* TestClock.adjust("10 seconds")
-        yield* Fiber.join(first)
-        const sent = log.slice(inFlight).flatMap((_) => _.items.map((item) => item.workId))
-        for (const workId of ["5", "6", "7", "8"]) {
-          // What was sent after all was given back.
-          if (sent.includes(workId)) assert.strictEqual(sent.filter((_) => _ === workId).length, 2)
-        }
-        const again = yield* Effect.forkChild(
-          Effect.forEach(["5", "6", "7", "8"], (workId) => Lease.acquire(workId), { concurrency: "unbounded" })
-        )
-        yield* TestClock.adjust("10 seconds")
-        yield* Fiber.join(again)
+        yield* Effect.forEach(places, Fiber.join)
+        assert.deepStrictEqual(log.flatMap((sent) => sent.items.map((item) => item.workId)), [
+          "place-1",
+          "place-2",
+          "place-3",
+          "place-4"
+        ])
       }).pipe(intercepted))
 
     test("a prior state that cannot be decoded is given back; the bytes stay", () =>
@@ -582,6 +641,18 @@ describe("Lease", () => {
         assert.strictEqual(prior.exit, "yielded")
       }).pipe(a, onTestBackend))
 
+    test("misses no release between its first refusal and its subscription to hints", () =>
+      Effect.gen(function*() {
+        const { intercept, restore } = yield* Intercepted.Intercepted
+        const { token } = yield* Lease.acquire("job")
+        yield* intercept((call, { operation }) =>
+          operation === "acquire"
+            ? Effect.tap(call, () => Effect.andThen(restore, Effect.orDie(Lease.release(token, "finished").pipe(a))))
+            : call
+        )
+        yield* Lease.acquire("job", { wait: true })
+      }).pipe(intercepted))
+
     test("takes a released lease within the poll interval, where it gives none", () =>
       Effect.gen(function*() {
         const { token } = yield* Lease.acquire("job")
@@ -649,6 +720,59 @@ describe("Lease", () => {
       }).pipe(intercepted))
   })
 
+  describe("interrupting anything at any point", () => {
+    const hops = (count: number) => Effect.forEach(Array.from({ length: count }), () => Effect.yieldNow, { discard: true })
+
+    const programs: Record<string, Effect.Effect<unknown, unknown, Lease.Leases>> = {
+      "Worker.run": Worker.run(Counter.id("x"), (work) =>
+        Effect.gen(function*() {
+          yield* work.checkpoint({ count: 1 })
+          yield* hops(2)
+          yield* work.checkpoint({ count: 2 })
+          yield* work.leaveAs("finished", { count: 3 })
+        })),
+      "withLease": Lease.withLease(hops(5), "counter:x"),
+      "hold": Effect.scoped(Effect.andThen(Lease.hold(Counter.id("x")), hops(5))),
+      "a waiting hold": Effect.scoped(Effect.andThen(Lease.hold(Counter.id("x"), { wait: true }), hops(5))),
+      "handOff": Worker.run(Counter.id("x"), (work) => Effect.andThen(hops(3), work.handOff({ count: 1 })))
+    }
+
+    for (const [name, program] of Object.entries(programs)) {
+      test(`${name}: nothing stays, and the work ID is acquirable at once`, () =>
+        Effect.gen(function*() {
+          const { intercept, log, restore } = yield* Intercepted.Intercepted
+          for (let point = 0; point < 60; point++) {
+            // Every call takes a while before and after it takes effect.
+            yield* intercept((call) => Effect.tap(Effect.andThen(hops(4), call), () => hops(4)))
+            const fiber = yield* Effect.forkChild(program)
+            yield* hops(point)
+            yield* Fiber.interrupt(fiber)
+            yield* restore
+            const { token } = yield* Lease.acquire(Counter.id("x"))
+            yield* Lease.release(token, "finished")
+            const sent = log.length
+            yield* TestClock.adjust("1 minute")
+            assert.strictEqual(log.length, sent, `something was still sent after an interruption at point ${point}`)
+          }
+        }).pipe(intercepted))
+    }
+
+    test("an acquire on its own: nothing stays, and the work ID is free at once unless it returned", () =>
+      Effect.gen(function*() {
+        const { intercept, restore } = yield* Intercepted.Intercepted
+        for (let point = 0; point < 40; point++) {
+          yield* intercept((call) => Effect.tap(Effect.andThen(hops(4), call), () => hops(4)))
+          const fiber = yield* Effect.forkChild(Lease.acquire(Counter.id(`${point}`)))
+          yield* hops(point)
+          yield* Fiber.interrupt(fiber)
+          yield* restore
+          const exit = yield* Fiber.await(fiber)
+          const next = yield* Effect.exit(Lease.acquire(Counter.id(`${point}`)))
+          assert.strictEqual(Exit.isSuccess(next), Exit.isFailure(exit), `at point ${point}`)
+        }
+      }).pipe(intercepted))
+  })
+
   describe("gathering", () => {
     test("while one batch is in flight, the next one forms, with at most one item per work ID", () =>
       Effect.gen(function*() {
@@ -712,11 +836,7 @@ describe("Lease", () => {
         const { intercept, restore } = yield* Intercepted.Intercepted
         const gate = yield* Deferred.make<void>()
         yield* intercept((call) => Effect.uninterruptible(Effect.andThen(Deferred.await(gate), call)))
-        const hanging = yield* Effect.forkChild(Effect.forEach(
-          Array.from({ length: 10 }),
-          (_, index) => Effect.exit(Lease.acquire(`job-${index}`)),
-          { concurrency: "unbounded" }
-        ))
+        const hanging = yield* fillPlaces
         yield* TestClock.adjust("1 second")
         yield* restore
         const others = yield* Effect.forkChild(Effect.forEach(
@@ -728,7 +848,7 @@ describe("Lease", () => {
         yield* Fiber.join(others)
         yield* Deferred.succeed(gate, undefined)
         yield* TestClock.adjust("1 minute")
-        yield* Fiber.join(hanging)
+        yield* Effect.forEach(hanging, Fiber.join)
       }).pipe(intercepted))
   })
 })

@@ -38,7 +38,7 @@ describe("demo", () => {
     Effect.gen(function*() {
       const { code, output } = yield* demo("--seed=1", "--no-fence")
       assert.match(output, /zombie write: w\d+ wrote [\d,]+ records of import:[\d, and]+ after it had lost them\n/)
-      assert.match(output, /0 are missing and [1-9][\d,]* are in the table more than once/)
+      assert.match(output, /0 of 20,000 records are missing, and [1-9][\d,]* are there more than once\n/)
       assert.match(output, /[1-9][\d,]* rows were written under a fencing token after a later one had been\n/)
       assert.strictEqual(code, 1, output)
     }))

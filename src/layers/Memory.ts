@@ -5,6 +5,12 @@
  * Provide it once, around everything. Two processes in a test are two
  * `Lease.layerWith({ holderId })` over it.
  *
+ * **Gotchas**
+ *
+ * It keeps to the Clock that was there when the layer was built. `it.effect`
+ * puts the `TestClock` around it; elsewhere, build it under the `TestClock`,
+ * not beside it.
+ *
  * **Example** (Two holders, one lease)
  *
  * ```ts

@@ -1,14 +1,15 @@
 /**
  * Leases in PostgreSQL (14 and later), over the application's own `SqlClient`.
  *
- * Every operation is one statement per batch, in no transaction of its own, so
- * that no connection is held between operations and a transaction-mode pooler
- * may stand in between. The server's clock decides, read after the row is
- * locked.
+ * Every operation is one statement per batch, so that no connection is held
+ * between operations and a transaction-mode pooler may stand in between. It
+ * needs a transaction of its own only where the database's default isolation is
+ * not read committed. The server's clock decides, read after the row is locked.
  *
  * `layer` migrates, then provides. `layerStorage` only provides, and needs no
- * more than SELECT, INSERT, UPDATE and DELETE; run `layerMigrations` or the
- * statements of `migrationSql` elsewhere then.
+ * more than USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on the
+ * tables; run `layerMigrations` or the statements of `migrationSql` elsewhere
+ * then.
  *
  * **Example** (Leases in the application's database)
  *
@@ -102,7 +103,7 @@ export const layerWith = (
  * @since 0.1.0
  */
 export const layerStorage = (
-  options: Options
+  options: Options = {}
 ): Layer.Layer<Backend.Backend | Fence, InvalidConfig, SqlClient.SqlClient> =>
   Layer.unwrap(Effect.map(namesOf(options), storageOf))
 
@@ -113,7 +114,7 @@ export const layerStorage = (
  * @since 0.1.0
  */
 export const layerMigrations = (
-  options: Options
+  options: Options = {}
 ): Layer.Layer<never, BackendError | InvalidConfig, SqlClient.SqlClient> =>
   Layer.effectDiscard(Effect.flatMap(namesOf(options), migrate))
 
@@ -267,6 +268,14 @@ const interval = (micros: string): string => `${micros} * interval '1 microsecon
 
 const maxToken = "9223372036854775807"
 
+const isolation = "current_setting('transaction_isolation') AS isolation"
+
+/**
+ * In place of it where a statement runs in a transaction of its own: a client
+ * that vanishes before its COMMIT keeps the rows that long, and not for ever.
+ */
+const boundedIdle = "set_config('idle_in_transaction_session_timeout', '1000', true) AS bounded"
+
 /** What a holder that takes row `k` would be told of the terms without progress. */
 const countAfter = `CASE
       WHEN k.exit = 'forgotten' THEN 0
@@ -360,7 +369,7 @@ SELECT
   ${epochMicros("d.seen_expires_at")} - d.now_micros AS remaining,
   h.fencing_token, ${epochMicros("h.expires_at")} AS expires_at, h.state_version, h.state,
   h.terms_without_progress, h.prior_exit, h.prior_holder_id, h.prior_fencing_token,
-  current_setting('transaction_isolation') AS isolation
+  ${isolation}
 FROM decided d LEFT JOIN held h ON h.work_id = d.work_id
 ORDER BY d.item`
 
@@ -385,13 +394,12 @@ const notCurrent = (names: Names, skipLocked = true): string =>
     // One that was waited for and is not there has just been deleted.
     skipLocked
       ? `CASE WHEN EXISTS (SELECT FROM ${names.leases} s WHERE s.work_id = i.work_id) THEN 'Busy' ELSE 'Fenced' END`
-      : "'Fenced'"
-  }
+      : "'Fenced'"}
       WHEN k.holder_id <> i.holder_id OR k.fencing_token <> i.fencing_token THEN 'Fenced'`
 
 const extendColumns = `d.reply, ${epochMicros("coalesce(u.expires_at, d.expires_at)")} AS expires_at, d.yield_requested,
   ${epochMicros("d.yield_deadline")} - ${epochMicros("d.now")} AS yield_remaining,
-  current_setting('transaction_isolation') AS isolation`
+  ${isolation}`
 
 const renewSql = (names: Names): string =>
   `WITH input AS MATERIALIZED (
@@ -477,7 +485,7 @@ const releaseSql = (names: Names): string =>
   RETURNING l.work_id
 )
 SELECT CASE WHEN d.reply = 'Release' THEN 'Done' ELSE d.reply END AS reply,
-  current_setting('transaction_isolation') AS isolation
+  ${isolation}
 FROM decided d LEFT JOIN updated u ON u.work_id = d.work_id
 ORDER BY d.item`
 
@@ -512,7 +520,7 @@ const forgetSql = (names: Names): string =>
   FROM decided d WHERE d.reply = 'Done' AND d.exit IS DISTINCT FROM 'forgotten' AND l.work_id = d.work_id
   RETURNING l.work_id
 )
-SELECT d.reply, current_setting('transaction_isolation') AS isolation
+SELECT d.reply, ${isolation}
 FROM decided d LEFT JOIN updated u ON u.work_id = d.work_id`
 
 const requestYieldSql = (names: Names): string =>
@@ -520,7 +528,7 @@ const requestYieldSql = (names: Names): string =>
   yield_requested = true,
   yield_deadline = clock_timestamp() + ${interval("$2::bigint")}
 WHERE l.work_id = $1::text AND l.exit IS NULL AND l.expires_at > clock_timestamp()
-RETURNING 1 AS asked, current_setting('transaction_isolation') AS isolation`
+RETURNING 1 AS asked, ${isolation}`
 
 const sweepSql = (names: Names): string =>
   `WITH ended AS MATERIALIZED (
@@ -539,7 +547,7 @@ const sweepSql = (names: Names): string =>
 ), deleted AS (
   DELETE FROM ${names.leases} l USING ended e WHERE l.work_id = e.work_id RETURNING l.work_id
 )
-SELECT count(*) AS swept, current_setting('transaction_isolation') AS isolation FROM deleted`
+SELECT count(*) AS swept, ${isolation} FROM deleted`
 
 const listSql = (names: Names): string =>
   `SELECT k.work_id, k.state_version, k.state, ${epochMicros("k.expires_at")} AS expires_at,
@@ -663,18 +671,19 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
     parameters: ReadonlyArray<unknown>
   ): Effect.Effect<ReadonlyArray<Row>, BackendError> => {
     const statement = sql.unsafe<Row & { readonly isolation?: string }>(text, parameters)
+    const alone = transactionOf(sql, sql.unsafe<Row>(text.replace(isolation, boundedIdle), parameters))
     const attempt: Effect.Effect<ReadonlyArray<Row>, SqlError.SqlError> = Effect.suspend(() => {
-      if (!isReadCommitted) return transactionOf(sql, statement)
+      if (!isReadCommitted) return alone
       return Effect.tap(statement, ([row]) =>
         Effect.sync(() => {
           // What has succeeded at a stricter level holds; only, the next may not succeed.
-          isReadCommitted = row?.isolation === undefined || row.isolation === "read committed"
+          if (row?.isolation !== undefined && row.isolation !== "read committed") isReadCommitted = false
         })).pipe(
           // Impossible at read committed, and surely not applied.
           Effect.catchIf((error) => codeOf(error) === "40001", () =>
             Effect.suspend(() => {
               isReadCommitted = false
-              return transactionOf(sql, statement)
+              return alone
             }))
         )
     })
@@ -981,7 +990,9 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
       if (exit === undefined && body === undefined) return yield* Effect.interrupt
 
       const sqlError = exit === undefined ? undefined : exit.cause.reasons
-        .map((reason) => Cause.isFailReason(reason) ? reason.error : Cause.isDieReason(reason) ? reason.defect : undefined)
+        .map((reason) =>
+          Cause.isFailReason(reason) ? reason.error : Cause.isDieReason(reason) ? reason.defect : undefined
+        )
         .find(SqlError.isSqlError)
       if (exit !== undefined && sqlError === undefined) return yield* Effect.failCause(exit.cause as Cause.Cause<never>)
       if (exit !== undefined && body === undefined && Cause.hasInterrupts(exit.cause)) return yield* Effect.interrupt
@@ -1139,6 +1150,13 @@ const backendError = (
   reason: BackendErrorReason
 ): BackendError => new BackendError({ operation, outcome, reason })
 
+/** PostgreSQL's error, without what may quote the row or the parameters: they hold checkpoints. */
+const withoutRow = (cause: unknown): unknown => {
+  if (!(cause instanceof Error && ("detail" in cause || "where" in cause))) return cause
+  const { detail: _, where: __, ...fields } = cause as Error & { readonly detail?: unknown; readonly where?: unknown }
+  return Object.assign(new Error(cause.message), fields, { stack: cause.stack })
+}
+
 /**
  * What an error of the client means: classes 22, 23, 40, 42 and 53, lock and
  * statement timeouts, and whatever happens before a connection stands, leave
@@ -1146,7 +1164,7 @@ const backendError = (
  */
 const toBackendError = (operation: string, error: SqlError.SqlError): BackendError => {
   const { reason } = error
-  const { cause } = reason
+  const cause = withoutRow(reason.cause)
   const code = codeOf(error)
   if (Predicate.isTagged(reason, "AuthenticationError")) {
     return backendError(operation, "rejected", new PermissionDenied({ cause }))

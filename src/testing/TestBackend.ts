@@ -9,7 +9,7 @@
  * **Example** (A takeover under TestClock)
  *
  * ```ts
- * import { Effect } from "effect"
+ * import { Effect, Layer } from "effect"
  * import { TestClock } from "effect/testing"
  * import { Lease, Worker } from "worklease"
  * import { TestBackend } from "worklease/testing"
@@ -26,7 +26,7 @@
  *   return yield* Worker.run("job", (work) => Effect.succeed(work.prior.exit)).pipe(
  *     Effect.provide(Lease.layerWith({ holderId: "b" }))
  *   )
- * }).pipe(Effect.scoped, Effect.provide(TestBackend.layer), Effect.provide(TestClock.layer()))
+ * }).pipe(Effect.scoped, Effect.provide(TestBackend.layer.pipe(Layer.provideMerge(TestClock.layer()))))
  *
  * Effect.runPromise(takeover) // => "expired"
  * ```

@@ -1,4 +1,4 @@
-import { Effect, Layer } from "effect"
+import { Layer } from "effect"
 import * as PgliteClient from "worklease/layers/PgliteClient"
 import * as Postgres from "worklease/layers/Postgres"
 import * as BackendContract from "worklease/testing/BackendContract"

@@ -47,6 +47,7 @@ describe("Postgres under contention", () => {
         const tokens = new Map<string, Array<bigint>>(workIds.map((workId) => [workId, []]))
         const holders = new Map<string, number>(workIds.map((workId) => [workId, 0]))
         let acquired = 0
+        const enough = () => acquired >= acquisitions
         let swept = 0
 
         yield* Effect.provide(Effect.void, Sessions.process(url))
@@ -68,7 +69,7 @@ describe("Postgres under contention", () => {
           )
 
         const compete = Effect.gen(function*() {
-          while (acquired < acquisitions) {
+          while (!enough()) {
             const workId = workIds[yield* below(workIds.length)]
             const result = yield* Effect.result(open.whenOpen(gate.withPermit(Lease.acquire(workId))))
             if (result._tag === "Failure") {
@@ -99,7 +100,7 @@ describe("Postgres under contention", () => {
           const sweep = Effect.map(backend.sweep({ retention: Duration.zero, limit: 100 }), (count) => {
             swept += count
           })
-          while (acquired < acquisitions) {
+          while (!enough()) {
             // The sweeps are on their way when the acquires set out.
             yield* open.close
             const sweeping = yield* gate.withPermits(32)(
@@ -161,12 +162,9 @@ describe("Postgres under contention", () => {
               yield* backend.checkpoint(asBatch(batch.map((item) => ({ ...item, sequence: BigInt(1), state })))),
               yield* backend.release(
                 asBatch(
-                  batch.map((item) => ({
-                    ...item,
-                    exit: "finished" as const,
-                    interrupted: false,
-                    state: Option.none()
-                  }))
+                  batch.map((item) =>
+                    Object.assign({ exit: "finished" as const, interrupted: false, state: Option.none() }, item)
+                  )
                 )
               )
             ]

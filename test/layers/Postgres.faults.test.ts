@@ -263,40 +263,44 @@ describe("Postgres under faults", () => {
     it.live("a held lease is lost before it expires, although nothing answers, and all heals without a restart", () =>
       Effect.gen(function*() {
         const { url } = yield* freshDatabase()
-        const proxy = yield* TcpProxy.make(url)
         const sql = yield* Sessions.session(url)
-        for (const maxConnections of [1, 2, 10]) {
-          const workId = `with ${maxConnections} connections`
-          yield* Effect.gen(function*() {
-            yield* proxy.pass
-            let left = -Infinity
-            const work = Effect.andThen(proxy.stall, Effect.never).pipe(
-              Effect.onInterrupt(() =>
-                Effect.orDie(Effect.map(
-                  sql.unsafe<{ readonly left: number }>(
-                    `SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 * 1000 AS left
-                    FROM worklease WHERE work_id = $1`,
-                    [workId]
-                  ),
-                  ([row]) => {
-                    left = row.left
-                  }
-                ))
+        yield* Effect.provide(Effect.void, Sessions.process(url))
+        yield* Effect.forEach(
+          [1, 2, 10],
+          Effect.fnUntraced(function*(maxConnections) {
+            const workId = `with ${maxConnections} connections`
+            const proxy = yield* TcpProxy.make(url)
+            yield* Effect.gen(function*() {
+              let left = -Infinity
+              const work = Effect.andThen(proxy.stall, Effect.never).pipe(
+                Effect.onInterrupt(() =>
+                  Effect.orDie(Effect.map(
+                    sql.unsafe<{ readonly left: number }>(
+                      `SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 * 1000 AS left
+                      FROM worklease WHERE work_id = $1`,
+                      [workId]
+                    ),
+                    ([row]) => {
+                      left = row.left
+                    }
+                  ))
+                )
               )
-            )
-            const started = performance.now()
-            const error = yield* Effect.flip(Lease.withLease(work, workId))
-            assert.isBelow(performance.now() - started, 6_000)
-            assert.strictEqual(error._tag, "LeaseLost")
-            if (error._tag === "LeaseLost") assert.strictEqual(error.reason._tag, "WindowExhausted")
-            assert.isAbove(left, 0)
+              const started = performance.now()
+              const error = yield* Effect.flip(Lease.withLease(work, workId))
+              assert.isBelow(performance.now() - started, 6_000)
+              assert.strictEqual(error._tag, "LeaseLost")
+              if (error._tag === "LeaseLost") assert.strictEqual(error.reason._tag, "WindowExhausted")
+              assert.isAbove(left, 0)
 
-            // What was open stays dead: only new connections work.
-            yield* proxy.pass
-            const { token } = yield* healed(Lease.acquire(workId))
-            yield* Lease.renew(token)
-          }).pipe(Effect.provide(Sessions.process(proxy.url(url), { ttl: "1500 millis", maxConnections })))
-        }
+              // What was open stays dead: only new connections work.
+              yield* proxy.pass
+              const { token } = yield* healed(Lease.acquire(workId))
+              yield* Lease.renew(token)
+            }).pipe(Effect.provide(Sessions.process(proxy.url(url), { ttl: "1500 millis", maxConnections })))
+          }),
+          { concurrency: "unbounded" }
+        )
       }))
 
     it.live("work that ends meanwhile returns its value in time, and its lease expires", () =>
@@ -336,6 +340,56 @@ describe("Postgres under faults", () => {
         }).pipe(Effect.provide(Sessions.process(proxy.url(url), impatient)))
       }))
 
+    for (const existing of [false, true]) {
+      it.live(
+        `a client that vanishes in the middle of a transaction of its own keeps ${
+          existing ? "a row" : "a new work ID"
+        } for a moment, and not for ever`,
+        () =>
+          Effect.gen(function*() {
+            const { url } = yield* freshDatabase({ serializable: true })
+            const proxy = yield* TcpProxy.make(url)
+            yield* Effect.gen(function*() {
+              // By now it knows that each operation needs a transaction.
+              const { token } = yield* Lease.acquire(existing ? "a" : "another")
+              yield* Lease.release(token, "finished")
+              yield* proxy.loseReply({ of: "FOR UPDATE OF l SKIP LOCKED", as: "silence", times: 1_000 })
+              const acquire = yield* Effect.forkChild(Effect.exit(Lease.acquire("a")))
+              yield* Sessions.eventually("its COMMIT is not sent", Effect.map(proxy.lostReplies, (lost) => lost > 0))
+              yield* proxy.stall
+              yield* healed(Lease.acquire("a")).pipe(
+                Effect.timeout("5 seconds"),
+                Effect.provide(Sessions.process(url, impatient))
+              )
+              yield* proxy.cut
+              yield* Fiber.join(acquire)
+            }).pipe(Effect.provide(Sessions.process(proxy.url(url), impatient)))
+          })
+      )
+    }
+
+    it.live("the reply to a renewal in a transaction of its own is lost with its COMMIT: the lease is kept", () =>
+      Effect.gen(function*() {
+        const { url } = yield* freshDatabase({ serializable: true })
+        const proxy = yield* TcpProxy.make(url)
+        yield* Effect.gen(function*() {
+          const term = yield* Worker.run(
+            Count.id("a"),
+            Effect.fnUntraced(function*(work) {
+              yield* work.checkpoint({ n: 1 })
+              yield* proxy.loseReply({ of: "state_version", as: "silence" })
+              yield* work.checkpoint({ n: 2 })
+              assert.strictEqual(yield* proxy.lostReplies, 1)
+              return work.token.fencingToken
+            })
+          )
+          const { prior } = yield* Lease.acquire(Count.id("a"))
+          assert.strictEqual(Option.getOrThrow(prior.fencingToken), term)
+          assert.deepStrictEqual(prior.state, Option.some({ n: 2 }))
+          yield* proxy.cut
+        }).pipe(Effect.provide(Sessions.process(proxy.url(url), impatient)))
+      }))
+
     it.live("what arrives late, after a takeover, changes nothing", () =>
       Effect.gen(function*() {
         const { url } = yield* freshDatabase()
@@ -345,6 +399,11 @@ describe("Postgres under faults", () => {
         yield* Effect.gen(function*() {
           const { token } = yield* Lease.acquire(Count.id("a"))
           yield* Lease.checkpoint(token, { n: 1 })
+          // One connection for each of them: where none is open, nothing is sent.
+          const client = yield* SqlClient.SqlClient
+          yield* Effect.forEach(Array.from({ length: 10 }), () => client.unsafe("SELECT pg_sleep(0.1)"), {
+            concurrency: "unbounded"
+          })
           yield* proxy.stall
           yield* Effect.forEach(
             [Lease.renew(token), Lease.checkpoint(token, { n: 99 }), Lease.release(token, "finished", { n: 99 })],
@@ -354,7 +413,9 @@ describe("Postgres under faults", () => {
           const { prior } = yield* Lease.acquire(Count.id("a")).pipe(Effect.provide(Sessions.process(url)))
           assert.deepStrictEqual(prior.state, Option.some({ n: 1 }))
           const before = yield* rows
+          const sent = (yield* proxy.statements).length
           yield* proxy.resume
+          assert.isAtLeast((yield* proxy.statements).length, sent + 3)
           yield* Sessions.eventually(
             "the server has had them all",
             Effect.map(
@@ -368,6 +429,33 @@ describe("Postgres under faults", () => {
           assert.strictEqual((yield* Effect.flip(Lease.renew(token)))._tag, "Fenced")
         }).pipe(Effect.provide(Sessions.process(proxy.url(url), { ...impatient, applicationName: "late" })))
       }))
+
+    it.live("a checkpoint that arrives late does not overwrite a newer one", () =>
+      Effect.gen(function*() {
+        const { url } = yield* freshDatabase()
+        const proxy = yield* TcpProxy.make(url)
+        const sql = yield* Sessions.session(url)
+        yield* Effect.gen(function*() {
+          const { token } = yield* Lease.acquire(Count.id("a"))
+          yield* proxy.stall
+          assertBackendError(yield* Effect.flip(Lease.checkpoint(token, { n: 1 })), "TimedOut", "unknown")
+          yield* proxy.pass
+          yield* healed(Lease.checkpoint(token, { n: 2 }))
+          const sent = (yield* proxy.statements).length
+          yield* proxy.resume
+          assert.isAtLeast((yield* proxy.statements).length, sent + 1)
+          yield* Sessions.eventually(
+            "the server has had it",
+            Effect.map(
+              sql.unsafe<{ readonly busy: number }>(`SELECT count(*)::int AS busy FROM pg_stat_activity
+                WHERE datname = current_database() AND state = 'active' AND pid <> pg_backend_pid()`),
+              ([{ busy }]) => busy === 0
+            )
+          )
+          yield* Sessions.pause(100)
+          assert.deepStrictEqual(yield* Lease.readCheckpoint(token), Option.some({ n: 2 }))
+        }).pipe(Effect.provide(Sessions.process(proxy.url(url), { ...impatient, ttl: "30 seconds" })))
+      }))
   })
 
   describe("a server that goes away", () => {
@@ -378,6 +466,7 @@ describe("Postgres under faults", () => {
         const acknowledged = new Map<number, number>()
         const outcomes = new Map<string, number>()
         let over = false
+        const goesOn = () => !over
 
         const work = (i: number) =>
           Worker.run(
@@ -386,7 +475,7 @@ describe("Postgres under faults", () => {
               let n = Option.getOrElse(work.prior.state, () => ({ n: 0 })).n
               // What was acknowledged is never gone.
               assert.isAtLeast(n, acknowledged.get(i) ?? 0)
-              while (!over) {
+              while (goesOn()) {
                 n++
                 yield* work.checkpoint({ n })
                 acknowledged.set(i, n)
@@ -396,7 +485,7 @@ describe("Postgres under faults", () => {
           )
         const loop = (i: number) =>
           Effect.gen(function*() {
-            while (!over) {
+            while (goesOn()) {
               const exit = yield* Effect.exit(work(i))
               assertNoDefects(exit)
               const outcome = Exit.isSuccess(exit)
