@@ -177,8 +177,12 @@ const validate = (options: Options | undefined): Result.Result<Policy, InvalidCo
       new InvalidConfig({
         field,
         why:
-          `renewEvery (${millis.renewEvery} ms) + operationTimeout (${millis.operationTimeout} ms) + safetyMargin (` +
-          `${millis.safetyMargin} ms) must be less than ttl (${millis.ttl} ms), or no renewal fits in before the lease is lost`
+          `renewEvery (${Math.round(millis.renewEvery)} ms) + operationTimeout (${
+            Math.round(millis.operationTimeout)
+          } ms) + safetyMargin (` +
+          `${Math.round(millis.safetyMargin)} ms) must be less than ttl (${
+            Math.round(millis.ttl)
+          } ms), or no renewal fits in before the lease is lost`
       })
     )
   }

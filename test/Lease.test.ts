@@ -52,7 +52,12 @@ describe("Lease", () => {
             Effect.andThen(Effect.sleep("6 seconds"), lease.checkpoint({ count })))).pipe(Effect.forkChild)
         yield* TestClock.adjust("48 seconds")
         assert.notInclude(operations(log), "renew")
-        assert.strictEqual(operations(log).filter((_) => _ === "checkpoint").length, 8)
+        assert.strictEqual(
+          operations(log).filter((_) =>
+            _ === "checkpoint"
+          ).length,
+          8
+        )
       }).pipe(intercepted))
 
     test("tells the window that is left: ttl minus safety margin, from before the last success was sent", () =>
@@ -87,8 +92,9 @@ describe("Lease", () => {
       Effect.gen(function*() {
         const leave = (exit: Exit.Exit<void, string>) =>
           Effect.exit(a(Effect.scoped(Effect.andThen(Lease.hold("job"), exit))))
-        const prior = b(Effect.flatMap(Lease.acquire("job"), ({ prior, token }) =>
-          Effect.as(Lease.release(token, "yielded"), prior)))
+        const prior = b(
+          Effect.flatMap(Lease.acquire("job"), ({ prior, token }) => Effect.as(Lease.release(token, "yielded"), prior))
+        )
         yield* leave(Exit.void)
         assert.strictEqual((yield* prior).exit, "finished")
         yield* leave(Exit.fail("broken"))
@@ -212,16 +218,24 @@ describe("Lease", () => {
         yield* restore
         yield* TestClock.adjust("1500 millis")
         assert.isAbove(Duration.toMillis(yield* lease.window), 25_000)
-        assert.strictEqual(yield* Effect.timeoutOption(lease.lost, 0).pipe(Effect.forkChild, Effect.flatMap((fiber) =>
-          Effect.andThen(TestClock.adjust(0), Fiber.join(fiber))), Effect.map(Option.isNone)), true)
+        assert.strictEqual(
+          yield* Effect.timeoutOption(lease.lost, 0).pipe(
+            Effect.forkChild,
+            Effect.flatMap((fiber) => Effect.andThen(TestClock.adjust(0), Fiber.join(fiber))),
+            Effect.map(Option.isNone)
+          ),
+          true
+        )
       }).pipe(Effect.scoped, intercepted))
 
-    for (const [how, fault] of [
-      ["does not answer", Effect.never],
-      ["refuses", Effect.fail(Intercepted.unreachable("renew", "rejected"))],
-      ["answers nothing certain", Effect.fail(Intercepted.unreachable("renew", "unknown"))],
-      ["dies", Effect.die(new Error("a bug in the backend"))]
-    ] as const) {
+    for (
+      const [how, fault] of [
+        ["does not answer", Effect.never],
+        ["refuses", Effect.fail(Intercepted.unreachable("renew", "rejected"))],
+        ["answers nothing certain", Effect.fail(Intercepted.unreachable("renew", "unknown"))],
+        ["dies", Effect.die(new Error("a bug in the backend"))]
+      ] as const
+    ) {
       test(`work is interrupted when its window ends, although the backend ${how}`, () =>
         Effect.gen(function*() {
           const { intercept } = yield* Intercepted.Intercepted
@@ -317,7 +331,9 @@ describe("Lease", () => {
           yield* Effect.repeat(Effect.yieldNow, { times: 10 })
         }
         yield* TestClock.adjust("30 seconds")
-        const checkpointed = log.filter((_) => _.operation === "checkpoint").flatMap((_) => _.items.map((_) => _.workId))
+        const checkpointed = log.filter((_) =>
+          _.operation === "checkpoint"
+        ).flatMap((_) => _.items.map((_) => _.workId))
         assert.include(checkpointed, "counter:4")
         assert.notInclude(checkpointed, "counter:x")
       }).pipe(intercepted))
@@ -484,7 +500,12 @@ describe("Lease", () => {
     test("an acquire that returns with no window left fails, gives the lease back, and hides no prior", () =>
       Effect.gen(function*() {
         const { intercept, restore } = yield* Intercepted.Intercepted
-        const policy = Renewal.makeUnsafe({ ttl: "9 seconds", safetyMargin: "5 seconds", operationTimeout: "3 seconds", renewEvery: 500 })
+        const policy = Renewal.makeUnsafe({
+          ttl: "9 seconds",
+          safetyMargin: "5 seconds",
+          operationTimeout: "3 seconds",
+          renewEvery: 500
+        })
         yield* Worker.run("job", (lease) => lease.leaveAs("retired"))
         // The answer to the second sending is the first one's, whose window has ended by then.
         let sent = 0
@@ -492,7 +513,9 @@ describe("Lease", () => {
           operation === "acquire"
             ? Effect.suspend(() =>
               sent++ === 0
-                ? Effect.andThen(call, Effect.fail(Intercepted.unreachable("acquire", "unknown"))).pipe(Effect.delay("2900 millis"))
+                ? Effect.andThen(call, Effect.fail(Intercepted.unreachable("acquire", "unknown"))).pipe(
+                  Effect.delay("2900 millis")
+                )
                 : Effect.tap(call, () => Effect.sleep("2 seconds"))
             )
             : call
@@ -510,7 +533,9 @@ describe("Lease", () => {
     test("an interrupted acquire that was not yet answered is given back as soon as it is", () =>
       Effect.gen(function*() {
         const { intercept, log } = yield* Intercepted.Intercepted
-        yield* intercept((call, { operation }) => operation === "acquire" ? Effect.tap(call, () => Effect.sleep("3 seconds")) : call)
+        yield* intercept((call, { operation }) =>
+          operation === "acquire" ? Effect.tap(call, () => Effect.sleep("3 seconds")) : call
+        )
         const fiber = yield* Effect.forkChild(Lease.acquire("job"))
         yield* TestClock.adjust("1 second")
         const interruption = yield* Effect.forkChild(Fiber.interrupt(fiber))
@@ -545,11 +570,13 @@ describe("Lease", () => {
       Effect.gen(function*() {
         const other = Work.make("counter", Checkpoint.make(Schema.Struct({ count: Schema.String })))
         yield* Worker.run(Counter.id("x"), (lease) => lease.checkpoint({ count: 5 }))
-        for (const attempt of [
-          Lease.acquire(other.id("x")),
-          Effect.scoped(Lease.hold(other.id("x"))),
-          Worker.run(other.id("x"), () => Effect.die("never starts"))
-        ]) {
+        for (
+          const attempt of [
+            Lease.acquire(other.id("x")),
+            Effect.scoped(Lease.hold(other.id("x"))),
+            Worker.run(other.id("x"), () => Effect.die("never starts"))
+          ]
+        ) {
           const error = yield* Effect.flip(attempt as Effect.Effect<unknown, { readonly _tag: string }, Lease.Leases>)
           assert.strictEqual(error._tag, "CheckpointDecodeError")
         }
@@ -586,23 +613,27 @@ describe("Lease", () => {
         )
       }).pipe(intercepted))
 
-    for (const [why, workId] of [
-      ["Empty", ""],
-      ["TooLong", "x".repeat(513)],
-      ["TooLong", "é".repeat(257)],
-      ["ContainsNul", "a\0b"],
-      ["LoneSurrogate", "a\ud800b"]
-    ] as const) {
+    for (
+      const [why, workId] of [
+        ["Empty", ""],
+        ["TooLong", "x".repeat(513)],
+        ["TooLong", "é".repeat(257)],
+        ["ContainsNul", "a\0b"],
+        ["LoneSurrogate", "a\ud800b"]
+      ] as const
+    ) {
       test(`refuses a work ID that is ${why} (${workId.length} characters) before anything is sent`, () =>
         Effect.gen(function*() {
           const { log } = yield* Intercepted.Intercepted
-          for (const effect of [
-            Lease.acquire(workId),
-            Effect.scoped(Lease.hold(workId)),
-            Lease.withLease(Effect.void, workId),
-            Worker.run(workId, () => Effect.void),
-            Lease.requestYield(workId)
-          ]) {
+          for (
+            const effect of [
+              Lease.acquire(workId),
+              Effect.scoped(Lease.hold(workId)),
+              Lease.withLease(Effect.void, workId),
+              Worker.run(workId, () => Effect.void),
+              Lease.requestYield(workId)
+            ]
+          ) {
             const error = yield* Effect.flip(effect as Effect.Effect<unknown, { readonly _tag: string }, Lease.Leases>)
             assert.strictEqual(error._tag, "InvalidWorkId")
             assert.strictEqual((error as unknown as { readonly why: string }).why, why)
@@ -624,7 +655,9 @@ describe("Lease", () => {
         const backend = yield* TestBackend.TestBackend
         yield* a(Lease.acquire("job"))
         yield* backend.sever("a")
-        const fiber = yield* Effect.forkChild(b(Effect.andThen(Lease.acquire("job", { wait: true }), Clock.currentTimeMillis)))
+        const fiber = yield* Effect.forkChild(
+          b(Effect.andThen(Lease.acquire("job", { wait: true }), Clock.currentTimeMillis))
+        )
         yield* TestClock.adjust("29999 millis")
         assert.isUndefined(fiber.pollUnsafe())
         yield* TestClock.adjust("26 millis")
@@ -721,7 +754,8 @@ describe("Lease", () => {
   })
 
   describe("interrupting anything at any point", () => {
-    const hops = (count: number) => Effect.forEach(Array.from({ length: count }), () => Effect.yieldNow, { discard: true })
+    const hops = (count: number) =>
+      Effect.forEach(Array.from({ length: count }), () => Effect.yieldNow, { discard: true })
 
     const programs: Record<string, Effect.Effect<unknown, unknown, Lease.Leases>> = {
       "Worker.run": Worker.run(Counter.id("x"), (work) =>
@@ -781,7 +815,9 @@ describe("Lease", () => {
         yield* Effect.forEach(["a", "b", "b", "c", "d"], (workId) => Effect.exit(Lease.acquire(workId)), {
           concurrency: "unbounded"
         })
-        assert.deepStrictEqual(log.map((sent) => sent.items.map((item) => item.workId)), [["a"], ["b", "c", "d"], ["b"]])
+        assert.deepStrictEqual(log.map((sent) => sent.items.map((item) => item.workId)), [["a"], ["b", "c", "d"], [
+          "b"
+        ]])
       }).pipe(intercepted))
 
     test("a batch holds at most 500 items", () =>
@@ -806,9 +842,13 @@ describe("Lease", () => {
               : call
           )
         )
-        const exits = yield* Effect.forEach(["first", "a", "bad", "c"], (workId) => Effect.exit(Lease.acquire(workId)), {
-          concurrency: "unbounded"
-        })
+        const exits = yield* Effect.forEach(
+          ["first", "a", "bad", "c"],
+          (workId) => Effect.exit(Lease.acquire(workId)),
+          {
+            concurrency: "unbounded"
+          }
+        )
         assert.deepStrictEqual(exits.map((exit) => exit._tag), ["Success", "Success", "Failure", "Success"])
       }).pipe(intercepted))
 

@@ -11,10 +11,13 @@ const intercepted = Effect.provide(Layer.provideMerge(Lease.layerWith({ holderId
 
 const operations = (log: ReadonlyArray<Intercepted.Sent>) => log.map((sent) => sent.operation)
 
-const failReleases = Effect.flatMap(Intercepted.Intercepted, ({ intercept }) =>
-  intercept((call, { operation }) =>
-    operation === "release" ? Effect.fail(Intercepted.unreachable("release", "rejected")) : call
-  ))
+const failReleases = Effect.flatMap(
+  Intercepted.Intercepted,
+  ({ intercept }) =>
+    intercept((call, { operation }) =>
+      operation === "release" ? Effect.fail(Intercepted.unreachable("release", "rejected")) : call
+    )
+)
 
 describe("Worker", () => {
   it.effect("costs two round trips around the work: one brings the prior, one carries the final state", () =>

@@ -2,11 +2,11 @@
  * The memory backend, with a hook before each batch: to count, delay, fail or
  * withhold what is sent.
  */
-import type { NonEmptyReadonlyArray } from "effect/Array"
 import { Context, Effect, Layer } from "effect"
+import type { NonEmptyReadonlyArray } from "effect/Array"
 import { Backend } from "worklease"
-import { BackendError, Unreachable } from "worklease/LeaseError"
 import * as Memory from "worklease/layers/Memory"
+import { BackendError, Unreachable } from "worklease/LeaseError"
 
 export type Operation = "acquire" | "renew" | "checkpoint" | "release"
 
