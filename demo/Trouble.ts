@@ -87,7 +87,7 @@ const freeze = Effect.fnUntraced(function*(run: Run, processes: Processes, blow:
   const millis = run.now - victim.frozenAt
   victim.state = "woken"
   yield* processes.wake(victim)
-  run.note("freeze", `${holderId} woken with SIGCONT after ${seconds(millis)}; others have ${workIds} now`)
+  run.note("freeze", `${holderId} woken with SIGCONT after ${seconds(millis)}, when others had continued ${workIds}`)
   yield* run.until(
     `${holderId} notices that it has lost ${workIds}`,
     () => held.every((term) => term.lost !== undefined)

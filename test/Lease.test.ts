@@ -391,6 +391,21 @@ describe("Lease", () => {
         assert.strictEqual(failures[1], "my own error")
       }).pipe(intercepted))
 
+    test("the loss can be caught, although the work died", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        yield* intercept((call, { operation }) => operation === "renew" ? Effect.never : call)
+        const fiber = yield* Effect.uninterruptible(
+          Effect.andThen(Effect.sleep("28 seconds"), Effect.die("my own defect"))
+        ).pipe(
+          Lease.withLease("job"),
+          Effect.catchTag("LeaseLost", (error) => Effect.succeed(error.reason._tag)),
+          Effect.forkChild
+        )
+        yield* TestClock.adjust("40 seconds")
+        assert.strictEqual(yield* Fiber.join(fiber), "WindowExhausted")
+      }).pipe(intercepted))
+
     test("a step of the wall clock forward ends a term early at most; a step back changes nothing", () =>
       Effect.gen(function*() {
         const lease = yield* Lease.hold("job")

@@ -605,7 +605,19 @@ SELECT
 FROM clock c LEFT JOIN locked k ON true`
 }
 
-const settleSql = "SELECT pg_xact_status($1::text::xid8) AS status"
+/**
+ * Whether a transaction has ended, and if it was surely not applied. After a
+ * crash its ID may be unknown, or that of another: that it was applied, only
+ * what it has stored tells.
+ */
+const endedSql = `SELECT CASE
+  WHEN $1::text::xid8 < pg_current_xact_id() THEN pg_xact_status($1::text::xid8)
+  ELSE 'aborted'
+END AS status`
+
+const sequenceSql = (names: Names): string =>
+  `SELECT l.sequence FROM ${names.leases} l
+WHERE l.work_id = $1::text AND l.holder_id = $2::text AND l.fencing_token = $3::bigint`
 
 // -----------------------------------------------------------------------------
 // storage
@@ -658,7 +670,8 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
     sweep: sweepSql(names),
     list: listSql(names),
     fence: fenceSql(names),
-    settle: settleSql
+    ended: endedSql,
+    sequence: sequenceSql(names)
   }
 
   // Until a statement shows that the default is another level, each runs by itself.
@@ -766,7 +779,11 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
           return failed.reason._tag === "Unreachable" ? backendError("checkpoint", "rejected", failed.reason) : failed
         }),
         Effect.map((rows) => nonEmpty(rows.map(extendReply))),
-        Effect.tap((replies) => replies.every((reply) => reply._tag === "Done") ? Effect.void : doom),
+        Effect.tap((replies) =>
+          replies.every((reply) => reply._tag === "Done")
+            ? Effect.forEach(requests, (request) => atFencedLevel((fenced) => fenced.stored = request), { discard: true })
+            : doom
+        ),
         Effect.withTracerEnabled(false)
       )
     )
@@ -854,17 +871,28 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
 
   const exclusive = isExclusive(sql)
 
+  const CurrentFencedLevel = Context.Reference<FencedLevel | undefined>(
+    `worklease/layers/Postgres/FencedLevel/${fencedLevels++}`,
+    { defaultValue: () => undefined }
+  )
+
+  /** Notes what a fence must know about its transaction, unless a savepoint in between may still undo it. */
+  const atFencedLevel = (f: (fenced: FencedLevel) => void): Effect.Effect<void> =>
+    Effect.map(Effect.all([openTransaction, CurrentFencedLevel]), ([level, fenced]) => {
+      while (fenced !== undefined && fenced.level !== Option.getOrUndefined(level)) fenced = fenced.parent
+      if (fenced !== undefined) f(fenced)
+    })
+
   /** Also after a COMMIT that only a fence knows of. */
   const afterCommit = (effect: Effect.Effect<void>): Effect.Effect<void> =>
-    Effect.flatMap(Effect.all([openTransaction, CurrentFencedLevel]), ([level, fenced]) => {
+    Effect.suspend(() => {
       let done = false
       const once = Effect.suspend(() => {
         if (done) return Effect.void
         done = true
         return effect
       })
-      if (Option.isSome(level)) fenced?.add(level.value, once)
-      return sql.afterCommit(once)
+      return Effect.andThen(atFencedLevel((fenced) => fenced.callbacks.push(once)), sql.afterCommit(once))
     })
 
   const backend = Backend.Backend.of({
@@ -980,7 +1008,11 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
           `The connection of a fenced transaction of ${JSON.stringify(workId)} does not answer and is left behind`
         )
       } else if (Exit.isSuccess(exit)) {
-        if (enclosing !== undefined) fenced.join(enclosing)
+        // The savepoint has become part of the level around it.
+        yield* atFencedLevel((around) => {
+          around.stored = fenced.stored ?? around.stored
+          around.callbacks.push(...fenced.callbacks)
+        })
         return exit.value
       }
       if (refused !== undefined) return yield* Effect.fail(refused)
@@ -1004,22 +1036,33 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
         return yield* failed("rejected", reason)
       }
 
-      // COMMIT was not answered: whether it took effect, the status of the transaction tells.
-      const status = run<{ readonly status: string | null }>("settle", text.settle, [transactionId]).pipe(
-        Effect.timeoutOrElse({
+      // COMMIT was not answered: whether it took effect, what it has stored tells, once it has ended.
+      const ask = <Row extends object>(text: string, parameters: ReadonlyArray<unknown>) =>
+        Effect.timeoutOrElse(run<Row>("settle", text, parameters), {
           duration: operationTimeout,
           orElse: () => Effect.fail(backendError("settle", "unknown", new TimedOut({})))
-        }),
-        Effect.map(([{ status }]) =>
-          status === "in progress" ? { _tag: "Busy" as const } : { _tag: "Settled" as const, status }
-        )
-      )
-      const settled = yield* restore(resend(status, { operation: "settle", workId, persistent: true, remaining })).pipe(
+        })
+      const { stored } = fenced
+      const settle = Effect.gen(function*() {
+        const [{ status }] = yield* ask<{ readonly status: string | null }>(text.ended, [transactionId])
+        if (status === "in progress") return { _tag: "Busy" as const }
+        const [row] = stored === undefined ? [] : yield* ask<{ readonly sequence: Integer }>(text.sequence, [
+          stored.workId,
+          stored.holderId,
+          stored.fencingToken
+        ])
+        if (row !== undefined && BigInt(row.sequence) === stored!.sequence) return { _tag: "Applied" as const }
+        const isLess = row !== undefined && BigInt(row.sequence) < stored!.sequence
+        // A later checkpoint of the term, or a successor, may have taken its place.
+        return isLess || status === "aborted" ? { _tag: "NotApplied" as const } : { _tag: "Unknown" as const }
+      })
+      const settled = yield* restore(resend(settle, { operation: "settle", workId, persistent: true, remaining })).pipe(
         Effect.mapError(() => failed("unknown", reason))
       )
-      if (settled.status === "aborted") return yield* failed("rejected", reason)
-      if (settled.status !== "committed") return yield* failed("unknown", reason)
-      yield* fenced.committed
+      if (settled._tag !== "Applied") {
+        return yield* failed(settled._tag === "NotApplied" ? "rejected" : "unknown", reason)
+      }
+      yield* Effect.forEach(fenced.callbacks, (callback) => callback, { discard: true })
       return body.value
     }))
 
@@ -1029,37 +1072,22 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
 /** The largest timeout that PostgreSQL takes, in milliseconds. */
 const maxTimeout = 2_147_483_647
 
-/** The level of a transaction that a fence runs at, and what waits for its commit. */
+/** The level of a transaction that a fence runs at, and what has been done at it. */
 class FencedLevel {
+  readonly parent: FencedLevel | undefined
   /** As the client knows it: the outermost transaction, or a savepoint. */
   level: SqlClient.TransactionConnection.Service | undefined
-  private readonly parent: FencedLevel | undefined
-  private readonly callbacks: Array<Effect.Effect<void>> = []
+  /** The last checkpoint. */
+  stored: Backend.CheckpointRequest | undefined
+  /** What waits for the commit. */
+  readonly callbacks: Array<Effect.Effect<void>> = []
 
   constructor(parent: FencedLevel | undefined) {
     this.parent = parent
   }
-
-  /** Notes what waits for the commit, unless a savepoint in between may still undo it. */
-  add(level: SqlClient.TransactionConnection.Service, effect: Effect.Effect<void>): void {
-    if (this.level === level) this.callbacks.push(effect)
-    else this.parent?.add(level, effect)
-  }
-
-  /** Its savepoint has become part of the level around it. */
-  join(enclosing: SqlClient.TransactionConnection.Service): void {
-    for (const callback of this.callbacks) this.parent?.add(enclosing, callback)
-  }
-
-  /** For a commit of which the client does not know. */
-  readonly committed: Effect.Effect<void> = Effect.suspend(() =>
-    Effect.forEach(this.callbacks, (callback) => callback, { discard: true })
-  )
 }
 
-const CurrentFencedLevel = Context.Reference<FencedLevel | undefined>("worklease/layers/Postgres/FencedLevel", {
-  defaultValue: () => undefined
-})
+let fencedLevels = 0
 
 /** What the body of a transaction failed with; a dead connection is no defect, and hides nothing. */
 const withoutDeadConnections = <E>(
