@@ -42,9 +42,15 @@ const settings = Effect.flatMap(SqlClient.SqlClient, (sql) =>
   ))
 
 /** So that a transaction may outlive its lease, as under a server that has not noticed yet. */
-const withoutTimeouts = Effect.flatMap(SqlClient.SqlClient, (sql) =>
-  Effect.flatMap(settings, (settings) =>
-    Effect.forEach(Object.keys(settings), (name) => sql.unsafe(`SET LOCAL ${name} = 0`), { discard: true })))
+const withoutTimeouts = Effect.flatMap(
+  SqlClient.SqlClient,
+  (sql) =>
+    Effect.flatMap(
+      settings,
+      (settings) =>
+        Effect.forEach(Object.keys(settings), (name) => sql.unsafe(`SET LOCAL ${name} = 0`), { discard: true })
+    )
+)
 
 describe("Fence among other transactions", () => {
   describe("while it is open", () => {
@@ -184,7 +190,9 @@ describe("Fence among other transactions", () => {
           yield* eventually(
             "it waits",
             Effect.map(
-              other.unsafe("SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"),
+              other.unsafe(
+                "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+              ),
               (rows) => rows.length > 0
             )
           )
@@ -251,6 +259,29 @@ describe("Fence among other transactions", () => {
           assert.isTrue(Exit.isFailure(exit))
           assert.deepStrictEqual(yield* written(sql), [])
         }).pipe(Effect.provide(a))
+      }))
+
+    it.live("end, from 17, also a transaction that is never idle, whatever the user's own timeout is", () =>
+      Effect.gen(function*() {
+        if (Number((yield* Postgres.server).version) < 17) return
+        const { process, sql } = yield* Fenced.postgres()
+        const [{ database }] = yield* sql.unsafe<{ readonly database: string }>("SELECT current_database() AS database")
+        for (const own of ["0", "60s"]) {
+          yield* sql.unsafe(`ALTER DATABASE ${database} SET transaction_timeout = '${own}'`)
+          const a = yield* process({ ...oneSecond, holderId: "a" })
+          yield* Effect.gen(function*() {
+            const { token } = yield* Lease.acquire(Import.id(own))
+            const start = performance.now()
+            const exit = yield* Effect.forever(Effect.andThen(write(1), pause(20))).pipe(
+              Fence.transaction(token),
+              Effect.timeout("3 seconds"),
+              Effect.exit
+            )
+            assert.isTrue(Exit.isFailure(exit))
+            assert.isBelow(performance.now() - start, 1_500)
+          }).pipe(Effect.provide(a))
+        }
+        assert.deepStrictEqual(yield* written(sql), [])
       }))
 
     it.live("fit into what PostgreSQL takes, however long the ttl is", () =>
@@ -334,14 +365,18 @@ describe("Fence among other transactions", () => {
         const a = yield* process({ holderId: "a" })
         const called: Array<number> = []
         yield* Worker.run(Import.id("a"), (work) =>
-          Effect.forEach(Array.from({ length: 40 }, (_, i) => i), (line) =>
-            Effect.gen(function*() {
-              yield* write(line)
-              yield* pause(yield* Random.nextIntBetween(0, 10))
-              called.push(line)
-              yield* work.checkpoint({ line })
-              yield* pause(yield* Random.nextIntBetween(0, 3))
-            }).pipe(Fence.transaction(work)), { concurrency: "unbounded", discard: true })).pipe(Effect.provide(a))
+          Effect.forEach(
+            Array.from({ length: 40 }, (_, i) => i),
+            (line) =>
+              Effect.gen(function*() {
+                yield* write(line)
+                yield* pause(yield* Random.nextIntBetween(0, 10))
+                called.push(line)
+                yield* work.checkpoint({ line })
+                yield* pause(yield* Random.nextIntBetween(0, 3))
+              }).pipe(Fence.transaction(work)),
+            { concurrency: "unbounded", discard: true }
+          )).pipe(Effect.provide(a))
         assert.lengthOf(yield* written(sql), 40)
         assert.strictEqual(yield* checkpointed(sql), called.at(-1))
       }))
@@ -370,8 +405,8 @@ describe("Fence among other transactions", () => {
                         }).pipe(Fence.transaction(work))
                         fenced++
                       }), { concurrency: "unbounded", discard: true })).pipe(
-                        Effect.ignore
-                      )
+                      Effect.ignore
+                    )
                   yield* pause(yield* Random.nextIntBetween(0, 20))
                 }
               }), { concurrency: "unbounded", discard: true }).pipe(Effect.provide(context))
@@ -386,4 +421,3 @@ describe("Fence among other transactions", () => {
       }))
   })
 })
-

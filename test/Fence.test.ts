@@ -35,14 +35,21 @@ for (const [name, world] of [["PostgreSQL", Fenced.postgres()], ["PGlite", Fence
           )
           assert.strictEqual(value, "done")
           assert.deepStrictEqual(yield* written(sql), [1])
-          const prior = yield* Effect.provide(Worker.run(Import.id("a"), (work) => Effect.succeed(work.prior)), a)
+          const prior = yield* Effect.provide(
+            Worker.run(Import.id("a"), (work) =>
+              Effect.succeed(work.prior)),
+            a
+          )
           assert.deepStrictEqual(prior.state, Option.some({ line: 1 }))
         }))
 
       for (
         const [how, end, check] of [
           ["fails", () => Effect.fail(new Failed("own")), (exit) => {
-            assert.deepStrictEqual(Exit.getCause(exit).pipe(Option.map((cause) => cause.reasons.length)), Option.some(1))
+            assert.deepStrictEqual(
+              Exit.getCause(exit).pipe(Option.map((cause) => cause.reasons.length)),
+              Option.some(1)
+            )
             assert.instanceOf(Option.getOrThrow(Exit.findErrorOption(exit)), Failed)
           }],
           ["dies", () => Effect.die(new Failed("defect")), (exit) => {
@@ -92,7 +99,10 @@ for (const [name, world] of [["PostgreSQL", Fenced.postgres()], ["PGlite", Fence
             yield* Fence.transaction(Effect.andThen(write(1), Lease.checkpoint(token, { line: 1 })), token)
             const failed = yield* Effect.flip(
               Fence.transaction(
-                Effect.andThen(write(2), Effect.andThen(Lease.checkpoint(token, { line: 2 }), Effect.fail("own" as const))),
+                Effect.andThen(
+                  write(2),
+                  Effect.andThen(Lease.checkpoint(token, { line: 2 }), Effect.fail("own" as const))
+                ),
                 token
               )
             )
@@ -107,8 +117,11 @@ for (const [name, world] of [["PostgreSQL", Fenced.postgres()], ["PGlite", Fence
     for (
       const [kind, transaction] of [
         ["Fence.transaction", (lease: Lease.Any) => Fence.transaction(lease)],
-        ["the client's own transaction", () => <A, E, R>(self: Effect.Effect<A, E, R>) =>
-          Effect.flatMap(SqlClient.SqlClient, (sql) => sql.withTransaction(self))]
+        [
+          "the client's own transaction",
+          () => <A, E, R>(self: Effect.Effect<A, E, R>) =>
+            Effect.flatMap(SqlClient.SqlClient, (sql) => sql.withTransaction(self))
+        ]
       ] as ReadonlyArray<
         [
           string,
@@ -179,6 +192,26 @@ for (const [name, world] of [["PostgreSQL", Fenced.postgres()], ["PGlite", Fence
             assert.deepStrictEqual(yield* written(sql), [1, 2])
             const prior = yield* Effect.provide(Worker.run(Import.id("a"), (work) => Effect.succeed(work.prior)), b)
             assert.deepInclude(prior, { exit: "yielded", state: Option.some({ line: 1 }) })
+          }))
+
+        it.live("ends the work there also without a guard, and although it looks at the exit", () =>
+          Effect.gen(function*() {
+            const { process, sql } = yield* world
+            const a = yield* process({ holderId: "a" })
+            let returned = false
+            const fiber = yield* Effect.gen(function*() {
+              const lease = yield* Lease.hold(Import.id("a"))
+              yield* Lease.requestYield(Import.id("a"))
+              yield* Effect.andThen(write(1), lease.checkpoint({ line: 1 })).pipe(transaction(lease), Effect.exit)
+              // In the client's own, the commit is not ours: it ends at the next operation.
+              if (kind !== "Fence.transaction") yield* Effect.exit(lease.checkpoint({ line: 2 }))
+              returned = true
+            }).pipe(Effect.scoped, Effect.provide(a), Effect.forkChild)
+            const exit = yield* Fiber.await(fiber)
+            assert.isTrue(Exit.isFailure(exit) && Cause.hasInterruptsOnly(exit.cause))
+            assert.isFalse(returned)
+            assert.deepStrictEqual(yield* written(sql), [1])
+            assert.strictEqual(yield* checkpointed(sql), 1)
           }))
 
         it.live("lets no yield take effect when it is rolled back", () =>
@@ -300,10 +333,12 @@ for (const [name, world] of [["PostgreSQL", Fenced.postgres()], ["PGlite", Fence
 
     describe("a refused checkpoint", () => {
       // How each is caught, so that the transaction around it goes on.
-      const nested = (depth: number) => <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, unknown, R | SqlClient.SqlClient> =>
-        depth === 0
-          ? self
-          : Effect.flatMap(SqlClient.SqlClient, (sql) => nested(depth - 1)(sql.withTransaction(self)))
+      const nested =
+        (depth: number) =>
+        <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, unknown, R | SqlClient.SqlClient> =>
+          depth === 0
+            ? self
+            : Effect.flatMap(SqlClient.SqlClient, (sql) => nested(depth - 1)(sql.withTransaction(self)))
 
       for (const depth of [0, 1, 2]) {
         const where = depth === 0 ? "" : `, ${depth} savepoints deep`
@@ -414,7 +449,9 @@ for (const [name, world] of [["PostgreSQL", Fenced.postgres()], ["PGlite", Fence
             assert.instanceOf(yield* Effect.flip(Fence.transaction(write(1), token)), LeaseError.Fenced)
 
             const lost = yield* Worker.run(Import.id("b"), (work) =>
-              Effect.andThen(endTerm(sql, "import:b"), Effect.exit(Fence.transaction(write(1), work)))).pipe(Effect.flip)
+              Effect.andThen(endTerm(sql, "import:b"), Effect.exit(Fence.transaction(write(1), work)))).pipe(
+                Effect.flip
+              )
             assert.instanceOf(lost, LeaseError.LeaseLost)
             assert.strictEqual((lost as LeaseError.LeaseLost).reason._tag, "LeaseExpired")
           }).pipe(Effect.provide(a))
@@ -424,7 +461,12 @@ for (const [name, world] of [["PostgreSQL", Fenced.postgres()], ["PGlite", Fence
       it.live("a token whose window is over is still good while the backend says so", () =>
         Effect.gen(function*() {
           const { process, sql } = yield* world
-          const a = yield* process({ holderId: "a", ttl: "2 seconds", safetyMargin: "1 second", renewEvery: "300 millis" })
+          const a = yield* process({
+            holderId: "a",
+            ttl: "2 seconds",
+            safetyMargin: "1 second",
+            renewEvery: "300 millis"
+          })
           yield* Effect.gen(function*() {
             const { token } = yield* Lease.acquire(Import.id("a"))
             yield* pause(1100)

@@ -19,8 +19,12 @@ import { BackendError, Other, TimedOut } from "../LeaseError.ts"
 /** The most items in one batch. Larger ones make heap-only updates rarer on PostgreSQL. */
 const maxBatchSize = 500
 
-/** The most batches of one operation in flight. More than one, so that a statement that hangs holds up nobody else. */
-const maxInFlight = 4
+/**
+ * The most batches of one operation in flight: two, so that one that hangs
+ * does not hold up everybody. Each further one would keep PostgreSQL from
+ * cleaning up after the others, and make heap-only updates rarer.
+ */
+const maxInFlight = 2
 
 /** Runs an effect in a fiber that the layer owns. */
 export type Run = (effect: Effect.Effect<void>) => Fiber.Fiber<void>

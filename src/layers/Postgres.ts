@@ -29,6 +29,7 @@
  */
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Cause from "effect/Cause"
+import * as Clock from "effect/Clock"
 import * as Context from "effect/Context"
 import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
@@ -42,6 +43,7 @@ import * as SqlError from "effect/sql/SqlError"
 import * as Backend from "../Backend.ts"
 import { Fence } from "../Fence.ts"
 import { resend } from "../internal/resend.ts"
+import * as Window from "../internal/window.ts"
 import {
   BackendError,
   type BackendErrorReason,
@@ -284,94 +286,111 @@ const countAfter = `CASE
       ELSE k.terms_without_progress + 1
     END`
 
+/** What a holder that takes row `k` would be told of its last term. */
+const priorAfter = (column: "exit" | "holder_id" | "fencing_token"): string =>
+  `CASE k.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN k.prior_${column}
+    ELSE ${column === "exit" ? "coalesce(k.exit, 'expired')" : `k.${column}`} END`
+
+const acquiredColumns = `work_id, fencing_token, ${epochMicros("expires_at")} AS expires_at, state_version, state,
+    terms_without_progress, prior_exit, prior_holder_id, prior_fencing_token`
+
 /**
  * Probes by the statement's snapshot, and locks only rows that are free by it:
  * a refused acquire writes nothing, and skips what is locked instead of
  * waiting. Whether a row is free is then decided on the locked row, by a clock
  * that is read after that.
+ *
+ * Nowhere are two lists of a batch joined: a planner that knows their lengths
+ * as little as this one compares each with each.
  */
 const acquireSql = (names: Names): string =>
   `WITH input AS MATERIALIZED (
-  SELECT work_id COLLATE "C" AS work_id, holder_id, attempt, ttl, item
-  FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[]) WITH ORDINALITY
-    AS i (work_id, holder_id, attempt, ttl, item)
+  SELECT work_id COLLATE "C" AS work_id, holder_id, attempt, ttl
+  FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[]) AS i (work_id, holder_id, attempt, ttl)
 ), seen AS MATERIALIZED (
-  SELECT l.* FROM ${names.leases} l JOIN input i ON i.work_id = l.work_id
+  SELECT i.work_id, i.holder_id AS new_holder_id, i.attempt AS new_attempt, i.ttl, l.work_id IS NULL AS missing,
+    l.holder_id, l.fencing_token, l.attempt, l.prior_attempt, l.exit, l.expires_at, l.state_version, l.state,
+    l.terms_without_progress, l.prior_exit, l.prior_holder_id, l.prior_fencing_token
+  FROM input i LEFT JOIN ${names.leases} l ON l.work_id = i.work_id
 ), locked AS MATERIALIZED (
-  SELECT l.* FROM ${names.leases} l JOIN input i ON i.work_id = l.work_id
+  SELECT i.holder_id AS new_holder_id, i.attempt AS new_attempt, i.ttl, l.work_id, l.holder_id, l.fencing_token,
+    l.attempt, l.exit, l.expires_at, l.sequence, l.terms_without_progress,
+    l.prior_exit, l.prior_holder_id, l.prior_fencing_token
+  FROM input i JOIN ${names.leases} l ON l.work_id = i.work_id
   WHERE (l.exit IS NOT NULL OR l.expires_at <= clock_timestamp())
     AND l.attempt <> i.attempt AND l.prior_attempt IS DISTINCT FROM i.attempt
   ORDER BY l.work_id
   FOR UPDATE OF l SKIP LOCKED
 ), clock AS MATERIALIZED (
-  SELECT clock_timestamp() AS now, count(*) AS locked FROM locked
-), mark AS MATERIALIZED (
-  SELECT coalesce(max(fencing_token), 0) AS fencing_token FROM ${names.highWaterMark}
-), decided AS MATERIALIZED (
-  SELECT i.*, c.now, c.now + ${interval("i.ttl")} AS expires_at, ${epochMicros("c.now")} AS now_micros,
-    s.holder_id AS seen_holder_id, s.expires_at AS seen_expires_at, m.fencing_token AS mark,
+  SELECT c.now, ${epochMicros("c.now")} AS now_micros
+  FROM (SELECT clock_timestamp() AS now, count(*) AS locked FROM locked) c
+), free AS MATERIALIZED (
+  SELECT k.*, c.now, c.now_micros,
     CASE
-      WHEN k.work_id IS NOT NULL THEN CASE
-        WHEN k.exit IS NULL AND k.expires_at > c.now THEN 'Contended'
-        WHEN k.fencing_token = ${maxToken} THEN 'Exhausted'
-        ELSE 'Take'
-      END
-      WHEN s.work_id IS NULL THEN CASE WHEN m.fencing_token = ${maxToken} THEN 'Exhausted' ELSE 'Insert' END
-      WHEN s.attempt = i.attempt THEN CASE
-        WHEN s.exit IS NULL AND s.expires_at > c.now AND s.holder_id = i.holder_id THEN 'Again'
+      WHEN k.exit IS NULL AND k.expires_at > c.now THEN 'Contended'
+      WHEN k.fencing_token = ${maxToken} THEN 'Exhausted'
+      ELSE 'Take'
+    END AS reply
+  FROM locked k CROSS JOIN clock c
+), probed AS MATERIALIZED (
+  SELECT s.*, c.now, c.now_micros, m.fencing_token AS mark,
+    CASE
+      WHEN s.missing THEN CASE WHEN m.fencing_token = ${maxToken} THEN 'Exhausted' ELSE 'Insert' END
+      WHEN s.attempt = s.new_attempt THEN CASE
+        WHEN s.exit IS NULL AND s.expires_at > c.now AND s.holder_id = s.new_holder_id THEN 'Again'
         ELSE 'AttemptEnded'
       END
-      WHEN s.prior_attempt = i.attempt THEN 'AttemptEnded'
+      WHEN s.prior_attempt = s.new_attempt THEN 'AttemptEnded'
       WHEN s.exit IS NULL AND s.expires_at > c.now THEN 'Held'
       ELSE 'Contended'
     END AS reply
-  FROM input i
+  FROM seen s
   CROSS JOIN clock c
-  CROSS JOIN mark m
-  LEFT JOIN seen s ON s.work_id = i.work_id
-  LEFT JOIN locked k ON k.work_id = i.work_id
+  CROSS JOIN (SELECT coalesce(max(fencing_token), 0) AS fencing_token FROM ${names.highWaterMark}) m
+  WHERE s.work_id NOT IN (SELECT k.work_id FROM locked k)
 ), taken AS (
   UPDATE ${names.leases} l SET
-    holder_id = d.holder_id,
-    fencing_token = greatest(k.fencing_token + 1, d.now_micros),
-    attempt = d.attempt,
-    acquired_at = d.now,
-    expires_at = d.expires_at,
+    holder_id = k.new_holder_id,
+    fencing_token = greatest(k.fencing_token + 1, k.now_micros),
+    attempt = k.new_attempt,
+    acquired_at = k.now,
+    expires_at = k.now + ${interval("k.ttl")},
     exit = NULL,
     sequence = 0,
     terms_without_progress = ${countAfter},
-    prior_exit = CASE k.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN k.prior_exit
-      ELSE coalesce(k.exit, 'expired') END,
-    prior_holder_id = CASE k.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN k.prior_holder_id
-      ELSE k.holder_id END,
-    prior_fencing_token = CASE k.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN k.prior_fencing_token
-      ELSE k.fencing_token END,
+    prior_exit = ${priorAfter("exit")},
+    prior_holder_id = ${priorAfter("holder_id")},
+    prior_fencing_token = ${priorAfter("fencing_token")},
     prior_attempt = k.attempt,
     yield_requested = false,
     yield_deadline = NULL,
     trace_context = NULL
-  FROM decided d JOIN locked k ON k.work_id = d.work_id
-  WHERE d.reply = 'Take' AND l.work_id = d.work_id
+  FROM free k WHERE k.reply = 'Take' AND l.work_id = k.work_id
   RETURNING l.*
 ), inserted AS (
   INSERT INTO ${names.leases} (work_id, holder_id, fencing_token, attempt, acquired_at, expires_at)
-  SELECT d.work_id, d.holder_id, greatest(d.mark + 1, d.now_micros), d.attempt, d.now, d.expires_at
-  FROM decided d WHERE d.reply = 'Insert' ORDER BY d.work_id
+  SELECT p.work_id, p.new_holder_id, greatest(p.mark + 1, p.now_micros), p.new_attempt, p.now,
+    p.now + ${interval("p.ttl")}
+  FROM probed p WHERE p.reply = 'Insert' ORDER BY p.work_id
   ON CONFLICT (work_id) DO NOTHING
   RETURNING *
-), held AS (
-  SELECT * FROM taken UNION ALL SELECT * FROM inserted
-  UNION ALL SELECT s.* FROM seen s JOIN decided d ON d.work_id = s.work_id WHERE d.reply = 'Again'
+), acquired AS (
+  SELECT ${acquiredColumns} FROM taken
+  UNION ALL SELECT ${acquiredColumns} FROM inserted
+  UNION ALL SELECT ${acquiredColumns} FROM probed WHERE reply = 'Again'
 )
-SELECT
-  CASE WHEN h.work_id IS NOT NULL THEN 'Acquired' WHEN d.reply = 'Insert' THEN 'Contended' ELSE d.reply END AS reply,
-  d.seen_holder_id AS holder_id,
-  ${epochMicros("d.seen_expires_at")} - d.now_micros AS remaining,
-  h.fencing_token, ${epochMicros("h.expires_at")} AS expires_at, h.state_version, h.state,
-  h.terms_without_progress, h.prior_exit, h.prior_holder_id, h.prior_fencing_token,
-  ${isolation}
-FROM decided d LEFT JOIN held h ON h.work_id = d.work_id
-ORDER BY d.item`
+SELECT r.*, ${isolation} FROM (
+  SELECT 'Acquired' AS reply, NULL::text AS holder_id, NULL::bigint AS remaining, a.* FROM acquired a
+  UNION ALL
+  SELECT k.reply, NULL, NULL, k.work_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+  FROM free k WHERE k.reply <> 'Take'
+  UNION ALL
+  SELECT CASE p.reply WHEN 'Insert' THEN 'Contended' ELSE p.reply END,
+    p.holder_id, ${epochMicros("p.expires_at")} - p.now_micros,
+    p.work_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+  FROM probed p
+  WHERE p.reply <> 'Again' AND NOT (p.reply = 'Insert' AND p.work_id IN (SELECT n.work_id FROM inserted n))
+) r`
 
 /**
  * Locks the rows of a batch by work ID only, in order, skipping those that are
@@ -379,115 +398,133 @@ ORDER BY d.item`
  * clock that is read after that. So no two batches wait for each other, none
  * waits for one row, and no decision is older than its lock.
  */
-const lockRows = (names: Names, skipLocked: boolean): string =>
+const lockRows = (names: Names, columns: string, skipLocked = true): string =>
   `locked AS MATERIALIZED (
-  SELECT l.* FROM ${names.leases} l WHERE l.work_id IN (SELECT i.work_id FROM input i)
+  SELECT i.*, l.holder_id = i.term_holder_id AND l.fencing_token = i.term_fencing_token AS is_current, ${columns}
+  FROM input i JOIN ${names.leases} l ON l.work_id = i.work_id
   ORDER BY l.work_id
-  FOR NO KEY UPDATE${skipLocked ? " SKIP LOCKED" : ""}
+  FOR NO KEY UPDATE OF l${skipLocked ? " SKIP LOCKED" : ""}
 ), clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now, count(*) AS locked FROM locked
 )`
 
-/** The reply to an item `i` whose row `k` is not the current term's, if it is not. */
-const notCurrent = (names: Names, skipLocked = true): string =>
-  `WHEN k.work_id IS NULL THEN ${
-    // One that was waited for and is not there has just been deleted.
+/**
+ * The replies to a batch: `decided`, and those without a locked row. Where a
+ * row that is locked is waited for, one that was not found is not there.
+ */
+const replies = (names: Names, decided: string, columns: string, skipLocked = true): string =>
+  `SELECT r.*, ${isolation} FROM (
+  ${decided}
+  UNION ALL
+  SELECT i.work_id, ${
     skipLocked
-      ? `CASE WHEN EXISTS (SELECT FROM ${names.leases} s WHERE s.work_id = i.work_id) THEN 'Busy' ELSE 'Fenced' END`
-      : "'Fenced'"}
-      WHEN k.holder_id <> i.holder_id OR k.fencing_token <> i.fencing_token THEN 'Fenced'`
+      ? `CASE WHEN EXISTS (SELECT FROM ${names.leases} l WHERE l.work_id = i.work_id) THEN 'Busy' ELSE 'Fenced' END`
+      : "'Fenced'"
+  }${columns}
+  FROM input i WHERE i.work_id NOT IN (SELECT k.work_id FROM locked k)
+) r`
 
-const extendColumns = `d.reply, ${epochMicros("coalesce(u.expires_at, d.expires_at)")} AS expires_at, d.yield_requested,
-  ${epochMicros("d.yield_deadline")} - ${epochMicros("d.now")} AS yield_remaining,
-  ${isolation}`
+const extendReplies = (names: Names, skipLocked = true): string =>
+  replies(
+    names,
+    `SELECT d.work_id, d.reply, ${epochMicros("d.extended_until")} AS expires_at, d.yield_requested,
+    ${epochMicros("d.yield_deadline")} - ${epochMicros("d.now")} AS yield_remaining
+  FROM decided d`,
+    ", NULL, NULL, NULL",
+    skipLocked
+  )
 
 const renewSql = (names: Names): string =>
   `WITH input AS MATERIALIZED (
-  SELECT work_id COLLATE "C" AS work_id, holder_id, fencing_token, ttl, item
-  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[]) WITH ORDINALITY
-    AS i (work_id, holder_id, fencing_token, ttl, item)
-), ${lockRows(names, true)}, decided AS MATERIALIZED (
-  SELECT i.item, i.work_id, i.ttl, c.now, k.expires_at, k.yield_requested, k.yield_deadline,
+  SELECT work_id COLLATE "C" AS work_id, term_holder_id, term_fencing_token, ttl
+  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[])
+    AS i (work_id, term_holder_id, term_fencing_token, ttl)
+), ${lockRows(names, "l.exit, l.expires_at, l.yield_requested, l.yield_deadline")}, decided AS MATERIALIZED (
+  SELECT k.*, c.now, c.now + ${interval("k.ttl")} AS extended_until,
     CASE
-      ${notCurrent(names)}
+      WHEN NOT k.is_current THEN 'Fenced'
       WHEN k.exit IS NOT NULL OR k.expires_at <= c.now THEN 'Expired'
       ELSE 'Done'
     END AS reply
-  FROM input i CROSS JOIN clock c LEFT JOIN locked k ON k.work_id = i.work_id
+  FROM locked k CROSS JOIN clock c
 ), updated AS (
-  UPDATE ${names.leases} l SET expires_at = d.now + ${interval("d.ttl")}
+  UPDATE ${names.leases} l SET expires_at = d.extended_until
   FROM decided d WHERE d.reply = 'Done' AND l.work_id = d.work_id
-  RETURNING l.work_id, l.expires_at
 )
-SELECT ${extendColumns}
-FROM decided d LEFT JOIN updated u ON u.work_id = d.work_id
-ORDER BY d.item`
+${extendReplies(names)}`
 
 const checkpointSql = (names: Names, skipLocked: boolean): string =>
   `WITH input AS MATERIALIZED (
-  SELECT work_id COLLATE "C" AS work_id, holder_id, fencing_token, ttl, sequence, state_version, state, item
+  SELECT work_id COLLATE "C" AS work_id, term_holder_id, term_fencing_token, ttl,
+    new_sequence, new_state_version, new_state
   FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[])
-    WITH ORDINALITY AS i (work_id, holder_id, fencing_token, ttl, sequence, state_version, state, item)
-), ${lockRows(names, skipLocked)}, decided AS MATERIALIZED (
-  SELECT i.*, c.now, k.expires_at, k.sequence AS stored, k.yield_requested, k.yield_deadline,
+    AS i (work_id, term_holder_id, term_fencing_token, ttl, new_sequence, new_state_version, new_state)
+), ${
+    lockRows(names, "l.exit, l.expires_at, l.sequence, l.yield_requested, l.yield_deadline", skipLocked)
+  }, decided AS MATERIALIZED (
+  SELECT k.*, c.now,
+    CASE WHEN k.new_sequence < k.sequence THEN k.expires_at ELSE c.now + ${interval("k.ttl")} END AS extended_until,
     CASE
-      ${notCurrent(names, skipLocked)}
+      WHEN NOT k.is_current THEN 'Fenced'
       WHEN k.exit IS NOT NULL THEN 'Expired'
       ELSE 'Done'
     END AS reply
-  FROM input i CROSS JOIN clock c LEFT JOIN locked k ON k.work_id = i.work_id
+  FROM locked k CROSS JOIN clock c
 ), updated AS (
   UPDATE ${names.leases} l SET
-    expires_at = d.now + ${interval("d.ttl")},
-    sequence = d.sequence,
-    state_version = CASE WHEN d.sequence > d.stored THEN d.state_version ELSE l.state_version END,
-    state = CASE WHEN d.sequence > d.stored THEN d.state ELSE l.state END
-  FROM decided d WHERE d.reply = 'Done' AND d.sequence >= d.stored AND l.work_id = d.work_id
-  RETURNING l.work_id, l.expires_at
+    expires_at = d.extended_until,
+    sequence = d.new_sequence,
+    state_version = CASE WHEN d.new_sequence > d.sequence THEN d.new_state_version ELSE l.state_version END,
+    state = CASE WHEN d.new_sequence > d.sequence THEN d.new_state ELSE l.state END
+  FROM decided d WHERE d.reply = 'Done' AND d.new_sequence >= d.sequence AND l.work_id = d.work_id
 )
-SELECT ${extendColumns}
-FROM decided d LEFT JOIN updated u ON u.work_id = d.work_id
-ORDER BY d.item`
+${extendReplies(names, skipLocked)}`
 
 const releaseSql = (names: Names): string =>
   `WITH input AS MATERIALIZED (
-  SELECT work_id COLLATE "C" AS work_id, holder_id, fencing_token, exit, interrupted, sequence, state_version, state, item
+  SELECT work_id COLLATE "C" AS work_id, term_holder_id, term_fencing_token, new_exit, interrupted,
+    new_sequence, new_state_version, new_state
   FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::boolean[], $6::bigint[], $7::bigint[], $8::bytea[])
-    WITH ORDINALITY
-    AS i (work_id, holder_id, fencing_token, exit, interrupted, sequence, state_version, state, item)
-), ${lockRows(names, true)}, decided AS MATERIALIZED (
-  SELECT i.*, c.now, k.exit IS NOT NULL AS already, greatest(k.sequence, i.sequence) AS last_sequence,
-    i.sequence > k.sequence AS stores,
+    AS i (work_id, term_holder_id, term_fencing_token, new_exit, interrupted, new_sequence, new_state_version, new_state)
+), ${
+    lockRows(names, "l.exit, l.expires_at, l.sequence, l.prior_exit, l.prior_holder_id, l.prior_fencing_token")
+  }, decided AS MATERIALIZED (
+  SELECT k.*, c.now, greatest(k.sequence, k.new_sequence) AS last_sequence,
     CASE
-      WHEN k.work_id IS NOT NULL AND (k.holder_id <> i.holder_id OR k.fencing_token <> i.fencing_token)
-        AND k.prior_holder_id = i.holder_id AND k.prior_fencing_token = i.fencing_token AND k.prior_exit = i.exit
-        THEN 'Done'
-      ${notCurrent(names)}
-      WHEN k.exit IS NOT NULL THEN CASE WHEN k.exit = i.exit THEN 'Done' ELSE 'Expired' END
-      WHEN k.expires_at <= c.now AND i.sequence = 0 AND NOT (i.exit = 'given-back' AND k.sequence = 0) THEN 'Expired'
+      WHEN NOT k.is_current THEN CASE
+        WHEN k.prior_holder_id = k.term_holder_id AND k.prior_fencing_token = k.term_fencing_token
+          AND k.prior_exit = k.new_exit THEN 'Done'
+        ELSE 'Fenced'
+      END
+      WHEN k.exit = k.new_exit THEN 'Done'
+      WHEN k.exit IS NOT NULL THEN 'Expired'
+      WHEN k.expires_at <= c.now AND k.new_sequence = 0 AND NOT (k.new_exit = 'given-back' AND k.sequence = 0)
+        THEN 'Expired'
       ELSE 'Release'
     END AS reply
-  FROM input i CROSS JOIN clock c LEFT JOIN locked k ON k.work_id = i.work_id
+  FROM locked k CROSS JOIN clock c
 ), updated AS (
   UPDATE ${names.leases} l SET
-    exit = d.exit,
+    exit = d.new_exit,
     expires_at = d.now,
     sequence = d.last_sequence,
-    state_version = CASE WHEN d.stores THEN d.state_version ELSE l.state_version END,
-    state = CASE WHEN d.stores THEN d.state ELSE l.state END,
+    state_version = CASE WHEN d.new_sequence > d.sequence THEN d.new_state_version ELSE l.state_version END,
+    state = CASE WHEN d.new_sequence > d.sequence THEN d.new_state ELSE l.state END,
     terms_without_progress = CASE
-      WHEN d.exit = 'given-back' THEN l.terms_without_progress
-      WHEN d.exit IN ('finished', 'retired') OR d.last_sequence > 0 THEN 0
-      WHEN d.exit = 'abandoned' AND NOT d.interrupted THEN l.terms_without_progress + 1
+      WHEN d.new_exit = 'given-back' THEN l.terms_without_progress
+      WHEN d.new_exit IN ('finished', 'retired') OR d.last_sequence > 0 THEN 0
+      WHEN d.new_exit = 'abandoned' AND NOT d.interrupted THEN l.terms_without_progress + 1
       ELSE l.terms_without_progress
     END
   FROM decided d WHERE d.reply = 'Release' AND l.work_id = d.work_id
-  RETURNING l.work_id
 )
-SELECT CASE WHEN d.reply = 'Release' THEN 'Done' ELSE d.reply END AS reply,
-  ${isolation}
-FROM decided d LEFT JOIN updated u ON u.work_id = d.work_id
-ORDER BY d.item`
+${
+    replies(
+      names,
+      "SELECT d.work_id, CASE d.reply WHEN 'Release' THEN 'Done' ELSE d.reply END AS reply FROM decided d",
+      ""
+    )
+  }`
 
 const readSql = (names: Names): string =>
   `SELECT l.state_version, l.state FROM ${names.leases} l
@@ -496,18 +533,11 @@ WHERE l.work_id = $1::text AND l.holder_id = $2::text AND l.fencing_token = $3::
 /** Never deletes: a row that is gone could not keep its token. */
 const forgetSql = (names: Names): string =>
   `WITH input AS MATERIALIZED (
-  SELECT $1::text COLLATE "C" AS work_id, $2::text AS holder_id, $3::bigint AS fencing_token
-), ${lockRows(names, true)}, decided AS MATERIALIZED (
-  SELECT i.work_id, c.now, k.exit,
-    CASE
-      ${notCurrent(names)}
-      ELSE 'Done'
-    END AS reply
-  FROM input i CROSS JOIN clock c LEFT JOIN locked k ON k.work_id = i.work_id
-), updated AS (
+  SELECT $1::text COLLATE "C" AS work_id, $2::text AS term_holder_id, $3::bigint AS term_fencing_token
+), ${lockRows(names, "l.exit")}, updated AS (
   UPDATE ${names.leases} l SET
     exit = 'forgotten',
-    expires_at = d.now,
+    expires_at = c.now,
     state_version = NULL,
     state = NULL,
     terms_without_progress = 0,
@@ -517,11 +547,10 @@ const forgetSql = (names: Names): string =>
     yield_requested = false,
     yield_deadline = NULL,
     trace_context = NULL
-  FROM decided d WHERE d.reply = 'Done' AND d.exit IS DISTINCT FROM 'forgotten' AND l.work_id = d.work_id
-  RETURNING l.work_id
+  FROM locked k CROSS JOIN clock c
+  WHERE k.is_current AND k.exit IS DISTINCT FROM 'forgotten' AND l.work_id = k.work_id
 )
-SELECT d.reply, ${isolation}
-FROM decided d LEFT JOIN updated u ON u.work_id = d.work_id`
+${replies(names, "SELECT k.work_id, CASE WHEN k.is_current THEN 'Done' ELSE 'Fenced' END AS reply FROM locked k", "")}`
 
 const requestYieldSql = (names: Names): string =>
   `UPDATE ${names.leases} l SET
@@ -576,13 +605,24 @@ LIMIT $3::bigint`
  */
 const fenceSql = (names: Names): string => {
   const millisOf = (setting: string) => `nullif(extract(epoch FROM current_setting('${setting}')::interval) * 1000, 0)`
-  const lower = (setting: string, current: string) =>
-    `set_config('${setting}', ceil(greatest(least(${current}, $4::bigint), 1))::text, true)`
+  const lowered = (setting: string) => `set_config('${setting}', ceil(least(${millisOf(setting)}, $4::bigint))::text, true)`
   return `WITH locked AS MATERIALIZED (
   SELECT l.* FROM ${names.leases} l WHERE l.work_id = $1::text
   FOR KEY SHARE
 ), clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now, count(*) AS locked FROM locked
+), whole AS MATERIALIZED (
+  SELECT CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN
+    -- It is counted anew from here: what has passed of the user's own has passed.
+    least(
+      ${millisOf("transaction_timeout")} - extract(epoch FROM c.now - transaction_timestamp()) * 1000,
+      $4::bigint
+    )
+  END AS millis FROM clock c
+), stopped AS MATERIALIZED (
+  -- While it runs, PostgreSQL does not let it be changed.
+  SELECT w.millis, CASE WHEN w.millis IS NOT NULL THEN set_config('transaction_timeout', '0', true) END AS transaction
+  FROM whole w
 )
 SELECT
   CASE
@@ -591,18 +631,12 @@ SELECT
     ELSE 'Done'
   END AS reply,
   pg_current_xact_id()::text AS transaction,
-  ${lower("idle_in_transaction_session_timeout", millisOf("idle_in_transaction_session_timeout"))} AS idle,
-  ${lower("statement_timeout", millisOf("statement_timeout"))} AS statement,
-  CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN
-    -- Set anew, it is counted anew: what has passed of the user's own is passed.
-    ${
-    lower(
-      "transaction_timeout",
-      `${millisOf("transaction_timeout")} - extract(epoch FROM c.now - transaction_timestamp()) * 1000`
-    )
-  }
+  ${lowered("idle_in_transaction_session_timeout")} AS idle,
+  ${lowered("statement_timeout")} AS statement,
+  CASE WHEN w.millis IS NOT NULL THEN
+    set_config('transaction_timeout', ceil(greatest(w.millis, 1))::text, true)
   END AS whole
-FROM clock c LEFT JOIN locked k ON true`
+FROM clock c CROSS JOIN stopped w LEFT JOIN locked k ON true`
 }
 
 /**
@@ -625,7 +659,12 @@ WHERE l.work_id = $1::text AND l.holder_id = $2::text AND l.fencing_token = $3::
 
 type Integer = number | bigint | string
 
-interface AcquireRow {
+/** Rows come in any order, one for each work ID of the batch. */
+interface ItemRow {
+  readonly work_id: string
+}
+
+interface AcquireRow extends ItemRow {
   readonly reply: "Acquired" | "Held" | "Contended" | "AttemptEnded" | "Exhausted"
   readonly holder_id: string | null
   readonly remaining: Integer | null
@@ -639,7 +678,7 @@ interface AcquireRow {
   readonly prior_fencing_token: Integer | null
 }
 
-interface TermRow {
+interface TermRow extends ItemRow {
   readonly reply: "Done" | "Fenced" | "Expired" | "Busy"
 }
 
@@ -719,38 +758,37 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
         requests.map((_) => _.attempt),
         requests.map((_) => micros(_.ttl))
       ]),
-      (rows) =>
-        nonEmpty(rows.map((row): Backend.AcquireReply | BackendError => {
-          switch (row.reply) {
-            case "Acquired":
-              return {
-                _tag: "Acquired",
-                fencingToken: BigInt(row.fencing_token!),
-                expiresAt: toMillis(row.expires_at!),
-                prior: {
-                  state: storedOf(row.state_version, row.state),
-                  term: row.prior_exit === null ? Option.none() : Option.some({
-                    exit: row.prior_exit,
-                    holderId: row.prior_holder_id!,
-                    fencingToken: BigInt(row.prior_fencing_token!)
-                  }),
-                  termsWithoutProgress: row.terms_without_progress!
-                }
+      inOrderOf(requests, (row): Backend.AcquireReply | BackendError => {
+        switch (row.reply) {
+          case "Acquired":
+            return {
+              _tag: "Acquired",
+              fencingToken: BigInt(row.fencing_token!),
+              expiresAt: toMillis(row.expires_at!),
+              prior: {
+                state: storedOf(row.state_version, row.state),
+                term: row.prior_exit === null ? Option.none() : Option.some({
+                  exit: row.prior_exit,
+                  holderId: row.prior_holder_id!,
+                  fencingToken: BigInt(row.prior_fencing_token!)
+                }),
+                termsWithoutProgress: row.terms_without_progress!
               }
-            case "Held":
-              return { _tag: "Held", holderId: row.holder_id!, remaining: Duration.micros(BigInt(row.remaining!)) }
-            case "Exhausted":
-              return new BackendError({ operation: "acquire", outcome: "rejected", reason: new TokenExhausted({}) })
-            default:
-              return { _tag: row.reply }
-          }
-        }))
+            }
+          case "Held":
+            return { _tag: "Held", holderId: row.holder_id!, remaining: Duration.micros(BigInt(row.remaining!)) }
+          case "Exhausted":
+            return new BackendError({ operation: "acquire", outcome: "rejected", reason: new TokenExhausted({}) })
+          default:
+            return { _tag: row.reply }
+        }
+      })
     )
 
   const renew: Backend.Backend["Service"]["renew"] = (requests) =>
     Effect.map(
       run<ExtendRow>("renew", text.renew, [...termParameters(requests), requests.map((_) => micros(_.ttl))]),
-      (rows) => nonEmpty(rows.map(extendReply))
+      inOrderOf(requests, extendReply)
     )
 
   const checkpointParameters = (requests: NonEmptyReadonlyArray<Backend.CheckpointRequest>) => [
@@ -767,7 +805,7 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
         ? checkpointJoined(requests)
         : Effect.map(
           run<ExtendRow>("checkpoint", text.checkpoint, checkpointParameters(requests)),
-          (rows) => nonEmpty(rows.map(extendReply))
+          inOrderOf(requests, extendReply)
         ))
 
   const checkpointJoined = (requests: NonEmptyReadonlyArray<Backend.CheckpointRequest>) =>
@@ -778,10 +816,12 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
           // Nothing commits any more on a connection that has died.
           return failed.reason._tag === "Unreachable" ? backendError("checkpoint", "rejected", failed.reason) : failed
         }),
-        Effect.map((rows) => nonEmpty(rows.map(extendReply))),
+        Effect.map(inOrderOf(requests, extendReply)),
         Effect.tap((replies) =>
           replies.every((reply) => reply._tag === "Done")
-            ? Effect.forEach(requests, (request) => atFencedLevel((fenced) => fenced.stored = request), { discard: true })
+            ? atFencedLevel((fenced) => {
+              fenced.stored = requests[requests.length - 1]
+            })
             : doom
         ),
         Effect.withTracerEnabled(false)
@@ -811,7 +851,7 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
         requests.map((_) => Option.match(_.state, { onNone: () => 0n, onSome: (_) => BigInt(_.state.version) })),
         requests.map((_) => Option.match(_.state, { onNone: () => noBytes, onSome: (_) => _.state.bytes }))
       ]),
-      (rows) => nonEmpty(rows.map(termReply))
+      inOrderOf(requests, termReply)
     )
 
   const read: Backend.Backend["Service"]["read"] = (term) =>
@@ -879,7 +919,8 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
   /** Notes what a fence must know about its transaction, unless a savepoint in between may still undo it. */
   const atFencedLevel = (f: (fenced: FencedLevel) => void): Effect.Effect<void> =>
     Effect.map(Effect.all([openTransaction, CurrentFencedLevel]), ([level, fenced]) => {
-      while (fenced !== undefined && fenced.level !== Option.getOrUndefined(level)) fenced = fenced.parent
+      if (Option.isNone(level)) return
+      while (fenced !== undefined && fenced.level !== level.value) fenced = fenced.parent
       if (fenced !== undefined) f(fenced)
     })
 
@@ -1031,10 +1072,11 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
       const { outcome, reason } = sqlError === undefined
         ? backendError("transaction", "unknown", new TimedOut({}))
         : toBackendError("transaction", sqlError)
-      // Without its body it was not committed, and inside another transaction that cannot be any more.
-      if (outcome === "rejected" || body === undefined || enclosing !== undefined) {
+      // Without its body it was not committed, and inside another transaction that cannot be after an error any more.
+      if (outcome === "rejected" || body === undefined || (enclosing !== undefined && exit !== undefined)) {
         return yield* failed("rejected", reason)
       }
+      if (enclosing !== undefined) return yield* failed("unknown", reason)
 
       // COMMIT was not answered: whether it took effect, what it has stored tells, once it has ended.
       const ask = <Row extends object>(text: string, parameters: ReadonlyArray<unknown>) =>
@@ -1056,7 +1098,15 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
         // A later checkpoint of the term, or a successor, may have taken its place.
         return isLess || status === "aborted" ? { _tag: "NotApplied" as const } : { _tag: "Unknown" as const }
       })
-      const settled = yield* restore(resend(settle, { operation: "settle", workId, persistent: true, remaining })).pipe(
+      const clock = yield* Clock.Clock
+      const since = Window.now(clock)
+      const left = Math.max(remaining(), 2 * Duration.toMillis(operationTimeout))
+      const settled = yield* restore(resend(settle, {
+        operation: "settle",
+        workId,
+        persistent: true,
+        remaining: () => left - Window.elapsedMillis(clock, since)
+      })).pipe(
         Effect.mapError(() => failed("unknown", reason))
       )
       if (settled._tag !== "Applied") {
@@ -1132,7 +1182,15 @@ const transactionOf = <A, E, R>(
 
 const noBytes = new Uint8Array(0)
 
-const nonEmpty = <A>(rows: ReadonlyArray<A>): NonEmptyReadonlyArray<A> => rows as unknown as NonEmptyReadonlyArray<A>
+/** Turns the rows of a batch, which come in any order, into its replies, which do not. */
+const inOrderOf = <Row extends ItemRow, Reply>(
+  requests: NonEmptyReadonlyArray<{ readonly workId: string }>,
+  reply: (row: Row) => Reply
+) =>
+(rows: ReadonlyArray<Row>): NonEmptyReadonlyArray<Reply> => {
+  const byWorkId = new Map(rows.map((row) => [row.work_id, row]))
+  return requests.map(({ workId }) => reply(byWorkId.get(workId)!)) as unknown as NonEmptyReadonlyArray<Reply>
+}
 
 const termParameters = (terms: ReadonlyArray<Backend.Term>) => [
   terms.map((_) => _.workId),

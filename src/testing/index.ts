@@ -1,5 +1,9 @@
 /**
- * What users need to test their own code, and their own backends.
+ * What users need to test their own code.
+ *
+ * To test one's own backend, import the contract suite by itself, from
+ * `worklease/testing/BackendContract`: it needs `vitest` and `@effect/vitest`,
+ * and nothing here does.
  *
  * @since 0.1.0
  */

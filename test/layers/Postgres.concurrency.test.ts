@@ -44,17 +44,19 @@ describe("Postgres under contention", () => {
         const workIds = ["a", "b", "c", "d"]
         const acquisitions = 3_000
         const exits = ["finished", "retired", "abandoned", "yielded"] as const
-        const tokens = new Map<string, Array<bigint>>(workIds.map((workId) => [workId, []]))
+        // The tokens of half of them are ahead of the clock, so that it is the last one that counts, not the clock.
+        const ahead = BigInt("4000000000000000000")
+        const tokens = new Map<string, Array<bigint>>(workIds.map((workId, i) => [workId, i < 2 ? [ahead] : []]))
         const holders = new Map<string, number>(workIds.map((workId) => [workId, 0]))
         let acquired = 0
         const enough = () => acquired >= acquisitions
         let swept = 0
 
         yield* Effect.provide(Effect.void, Sessions.process(url))
-        // The tokens of half of them are ahead of the clock, so that it is the last one that counts, not the clock.
         yield* sql.unsafe(
           `INSERT INTO worklease (work_id, holder_id, fencing_token, attempt, acquired_at, expires_at, exit)
-          SELECT id, 'earlier', 4000000000000000000, 'earlier', now(), now(), 'retired' FROM unnest(ARRAY['a', 'b']) id`
+          SELECT id, 'earlier', $1::bigint, 'earlier', now(), now(), 'retired' FROM unnest($2::text[]) id`,
+          [ahead, workIds.slice(0, 2)]
         )
 
         // A sweep deletes what ended more than an hour ago, which is longer than any statement that could have seen the

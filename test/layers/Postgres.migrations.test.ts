@@ -349,6 +349,8 @@ describe("Postgres options", () => {
           { transformQueryNames: (name: string) => `${name}x`, transformResultNames: (name: string) => `x${name}` }
         ],
         ["no prepared statements", { prepare: false }],
+        // As behind a pooler: no two statements on the same session.
+        ["a new session for each statement", { connectionTTL: 0, prepare: false }],
         ["connections that several fibers share", { multiplex: true }],
         ["a single connection", { maxConnections: 1 }]
       ] as const

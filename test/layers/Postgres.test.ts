@@ -62,6 +62,29 @@ describe("Postgres", () => {
         }).pipe(Effect.provide(Sessions.process(proxy.url(url), { maxConnections: 1 })))
       }))
 
+    it.live("a few for many operations at once, also for more than fit in one", () =>
+      Effect.gen(function*() {
+        const { url } = yield* freshDatabase()
+        const proxy = yield* TcpProxy.make(url)
+        yield* Effect.gen(function*() {
+          const workIds = Array.from({ length: 1_200 }, (_, i) => String(i))
+          let tokens: ReadonlyArray<Lease.AnyToken> = []
+          const acquires = yield* sentBy(
+            proxy,
+            Effect.map(
+              Effect.forEach(workIds, (workId) => Lease.acquire(workId), { concurrency: "unbounded" }),
+              (acquired) => {
+                tokens = acquired.map(({ token }) => token)
+              }
+            )
+          )
+          assert.isAtMost(acquires.length, 20)
+          const renewals = yield* sentBy(proxy, Effect.forEach(tokens, Lease.renew, { concurrency: "unbounded" }))
+          assert.isAtMost(renewals.length, 20)
+          for (const [i, token] of tokens.entries()) assert.strictEqual(token.workId, workIds[i])
+        }).pipe(Effect.provide(Sessions.process(proxy.url(url))))
+      }))
+
     // On a server of its own: what others do there would look like this test's doing.
     it.live("a refused acquire: one statement, which writes nothing", () =>
       Effect.gen(function*() {

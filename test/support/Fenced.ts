@@ -65,6 +65,8 @@ export const written = (sql: SqlClient.SqlClient): Effect.Effect<ReadonlyArray<n
 /** The line that the last committed checkpoint tells of, if there is one. */
 export const checkpointed = (sql: SqlClient.SqlClient, key = "a"): Effect.Effect<number | undefined, SqlError> =>
   Effect.map(
-    sql.unsafe<{ readonly state: Uint8Array | null }>("SELECT state FROM worklease WHERE work_id = $1", [`import:${key}`]),
+    sql.unsafe<{ readonly state: Uint8Array | null }>("SELECT state FROM worklease WHERE work_id = $1", [
+      `import:${key}`
+    ]),
     ([row]) => row?.state == null ? undefined : JSON.parse(new TextDecoder().decode(row.state)).line
   )

@@ -24,18 +24,22 @@ export const shift = (duration: Duration.Duration) =>
  * finds a function where the search path looks first. Sessions that begin
  * later, and this one, have it.
  */
-export const installStandingClock = Effect.forEach([
-  `CREATE SCHEMA standing`,
-  // A sequence, because it is set at once, whatever transaction somebody is in.
-  `CREATE SEQUENCE standing.microseconds START 1600000000123456`,
-  `CREATE FUNCTION standing.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
+export const installStandingClock = Effect.forEach(
+  [
+    `CREATE SCHEMA standing`,
+    // A sequence, because it is set at once, whatever transaction somebody is in.
+    `CREATE SEQUENCE standing.microseconds START 1600000000123456`,
+    `CREATE FUNCTION standing.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
   SELECT timestamptz 'epoch' + (SELECT last_value FROM standing.microseconds) * interval '1 microsecond'
 $$`,
-  `DO $$ BEGIN
+    `DO $$ BEGIN
   EXECUTE format('ALTER DATABASE %I SET search_path = standing, pg_catalog, public', current_database());
 END $$`,
-  `SET search_path = standing, pg_catalog, public`
-], (statement) => execute(statement), { discard: true })
+    `SET search_path = standing, pg_catalog, public`
+  ],
+  (statement) => execute(statement),
+  { discard: true }
+)
 
 const moveClock = (micros: bigint) =>
   execute(`SELECT setval('standing.microseconds', (SELECT last_value FROM standing.microseconds) + $1::bigint)`, [
