@@ -617,8 +617,18 @@ const make = Effect.fnUntraced(function*(
   const run: Gather.Run = yield* FiberSet.makeRuntime<never>()
   const acquires = Gather.make({ operation: "acquire", send: backend.acquire, run })
   const renewals = Gather.make({ operation: "renew", send: backend.renew, run })
-  const checkpoints = Gather.make({ operation: "checkpoint", send: backend.checkpoint, run })
-  const releases = Gather.make({ operation: "release", send: backend.release, run })
+  const checkpoints = Gather.make({
+    operation: "checkpoint",
+    send: backend.checkpoint,
+    run,
+    sizeOf: ({ state }) => state.bytes.byteLength
+  })
+  const releases = Gather.make({
+    operation: "release",
+    send: backend.release,
+    run,
+    sizeOf: ({ state }) => Option.match(state, { onNone: () => 0, onSome: ({ state }) => state.bytes.byteLength })
+  })
 
   // ---------------------------------------------------------------------------
   // sending
@@ -1406,19 +1416,22 @@ const supervise = <A, E, R>(
 ): Effect.Effect<Exit.Exit<A, E>, never, R> =>
   Effect.suspend(() => {
     if (term.stopped || term.loseIfExhausted()) return Effect.succeed(Exit.interrupt())
-    return Effect.flatMap(Effect.forkChild(restore(work), { startImmediately: true, uninterruptible: "inherit" }), (fiber) => {
-      const over = Deferred.makeUnsafe<void>()
-      const end = () => Deferred.doneUnsafe(over, Effect.void)
-      fiber.addObserver(end)
-      const unsubscribe = term.whenStopped(end)
-      return Effect.exit(restore(Deferred.await(over))).pipe(
-        Effect.andThen(Effect.suspend(() => {
-          unsubscribe()
-          return fiber.pollUnsafe() === undefined ? Fiber.interrupt(fiber) : Effect.void
-        })),
-        Effect.andThen(Fiber.await(fiber))
-      )
-    })
+    return Effect.flatMap(
+      Effect.forkChild(restore(work), { startImmediately: true, uninterruptible: "inherit" }),
+      (fiber) => {
+        const over = Deferred.makeUnsafe<void>()
+        const end = () => Deferred.doneUnsafe(over, Effect.void)
+        fiber.addObserver(end)
+        const unsubscribe = term.whenStopped(end)
+        return Effect.exit(restore(Deferred.await(over))).pipe(
+          Effect.andThen(Effect.suspend(() => {
+            unsubscribe()
+            return fiber.pollUnsafe() === undefined ? Fiber.interrupt(fiber) : Effect.void
+          })),
+          Effect.andThen(Fiber.await(fiber))
+        )
+      }
+    )
   })
 
 /** What a guarded effect comes to. */
@@ -1438,7 +1451,10 @@ const lossOf = (term: Term, exit: Exit.Exit<unknown, unknown>): Effect.Effect<ne
       .map((reason) => Cause.isDieReason(reason) ? Cause.makeFailReason(reason.defect) : reason)
     : []
   return Effect.failCause(
-    Cause.combine(Cause.fail(term.loss!), Cause.fromReasons(own as ReadonlyArray<unknown> as ReadonlyArray<Cause.Reason<never>>))
+    Cause.combine(
+      Cause.fail(term.loss!),
+      Cause.fromReasons(own as ReadonlyArray<unknown> as ReadonlyArray<Cause.Reason<never>>)
+    )
   )
 }
 
@@ -1459,7 +1475,8 @@ const howToLeave = (term: Term, exit: Exit.Exit<unknown, unknown>): {
 /** Ends the work at a safe point: its guard interrupts it, and the calling fiber stops here even without one. */
 const endHere = (term: Term, state: Option.Option<Backend.Stored>): Effect.Effect<never> =>
   Effect.suspend(() => {
-    if (term.stopped) return noReturn
+    if (term.loss !== undefined) return noReturn
+    // Without effect where the work has ended already: in a transaction that has committed since, say.
     term.handOff(state)
     return stopHere
   })

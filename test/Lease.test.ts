@@ -846,6 +846,25 @@ describe("Lease", () => {
         assert.deepStrictEqual(log.map((sent) => sent.items.length), [1, 500, 500, 199])
       }).pipe(intercepted))
 
+    test("large states go in batches of a few mebibytes", () =>
+      Effect.gen(function*() {
+        const { intercept, log } = yield* Intercepted.Intercepted
+        const work = Work.make("bytes", Checkpoint.bytes())
+        const tokens = yield* Effect.forEach(["a", "b", "c", "d", "e", "f"], (key) =>
+          Effect.map(Lease.acquire(work.id(key)), ({ token }) => token))
+        yield* intercept((call) =>
+          Effect.andThen(Effect.yieldNow, call)
+        )
+        yield* Effect.forEach(tokens, (token) => Lease.checkpoint(token, new Uint8Array(900 * 1024)), {
+          concurrency: "unbounded",
+          discard: true
+        })
+        assert.deepStrictEqual(
+          log.filter((sent) => sent.operation === "checkpoint").map((sent) => sent.items.length),
+          [1, 2, 2, 1]
+        )
+      }).pipe(intercepted))
+
     test("one bad item that has the whole batch refused does not fail its neighbours", () =>
       Effect.gen(function*() {
         const { intercept } = yield* Intercepted.Intercepted

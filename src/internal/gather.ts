@@ -19,6 +19,9 @@ import { BackendError, Other, TimedOut } from "../LeaseError.ts"
 /** The most items in one batch. Larger ones make heap-only updates rarer on PostgreSQL. */
 const maxBatchSize = 500
 
+/** The most bytes of states in one batch, unless one state alone has more. More would only be waited for longer. */
+const maxBatchBytes = 2 * 1024 * 1024
+
 /**
  * The most batches of one operation in flight: two, so that one that hangs
  * does not hold up everybody. Each further one would keep PostgreSQL from
@@ -56,6 +59,8 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   readonly operation: string
   readonly send: Batch<Request, Reply>
   readonly run: Run
+  /** The bytes that count for a batch's size. */
+  readonly sizeOf?: (request: Request) => number
 }): Gather<Request, Reply> => {
   const { operation, run } = options
   let queue: Array<Pending<Request, Reply>> = []
@@ -137,10 +142,14 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     const workIds = new Set<string>()
     const batch: Array<Pending<Request, Reply>> = []
     const rest: Array<Pending<Request, Reply>> = []
+    let bytes = 0
     for (const entry of queue) {
       if (entry.isWanted !== undefined && !entry.isWanted()) continue
-      if (batch.length < maxBatchSize && !workIds.has(entry.request.workId)) {
+      const size = options.sizeOf?.(entry.request) ?? 0
+      const fits = batch.length === 0 || (batch.length < maxBatchSize && bytes + size <= maxBatchBytes)
+      if (fits && !workIds.has(entry.request.workId)) {
         workIds.add(entry.request.workId)
+        bytes += size
         entry.sent = true
         batch.push(entry)
       } else {

@@ -231,8 +231,13 @@ const migrate = (names: Names): Effect.Effect<void, BackendError, SqlClient.SqlC
       ([row]) => row.version ?? 0
     )
     const pending = Effect.gen(function*() {
-      // Not IF NOT EXISTS alone, which fails when two sessions create the same thing at once.
-      yield* sql.unsafe(`SELECT pg_advisory_xact_lock(hashtextextended($1::text, 0))`, [`worklease:${names.history}`])
+      // Not IF NOT EXISTS alone, which fails when two sessions create the same thing at once. Whoever vanishes in the
+      // middle of it does not keep the others waiting for ever.
+      yield* sql.unsafe(
+        `SELECT set_config('idle_in_transaction_session_timeout', '5000', true),
+          pg_advisory_xact_lock(hashtextextended($1::text, 0))`,
+        [`worklease:${names.history}`]
+      )
       const [{ missing }] = yield* sql.unsafe<{ readonly missing: boolean }>(
         // A schema that exists may be one in which this role may not create others.
         `SELECT to_regnamespace($1::text) IS NULL AS missing`,
@@ -605,7 +610,8 @@ LIMIT $3::bigint`
  */
 const fenceSql = (names: Names): string => {
   const millisOf = (setting: string) => `nullif(extract(epoch FROM current_setting('${setting}')::interval) * 1000, 0)`
-  const lowered = (setting: string) => `set_config('${setting}', ceil(least(${millisOf(setting)}, $4::bigint))::text, true)`
+  const lowered = (setting: string) =>
+    `set_config('${setting}', ceil(least(${millisOf(setting)}, $4::bigint))::text, true)`
   return `WITH locked AS MATERIALIZED (
   SELECT l.* FROM ${names.leases} l WHERE l.work_id = $1::text
   FOR KEY SHARE
@@ -1244,7 +1250,7 @@ const withoutRow = (cause: unknown): unknown => {
 }
 
 /**
- * What an error of the client means: classes 22, 23, 40, 42 and 53, lock and
+ * What an error of the client means: classes 22, 23, 25, 40, 42, 53 and 54, lock and
  * statement timeouts, and whatever happens before a connection stands, leave
  * the statement unapplied. A connection that ends under it tells nothing.
  */
@@ -1290,6 +1296,7 @@ const toBackendError = (operation: string, error: SqlError.SqlError): BackendErr
     case "40":
     case "42":
     case "53":
+    case "54":
       return backendError(operation, "rejected", new Other({ cause }))
     case "08":
     case "57":

@@ -321,7 +321,7 @@ const fencingTokens = ({ rule, whenRaised, whenSetBack, whenTravelling }: Rules)
       "forgotten and swept": (a) =>
         Effect.andThen(answers("Done", forget(a)), Effect.andThen(pass("2 hours"), sweepAll))
     }
-    for (const [name, end] of Object.entries(endings)) {
+    for (const end of Object.values(endings)) {
       yield* pass("1 days")
       const a = yield* take(yield* freshId, "a")
       yield* end(a)
@@ -329,10 +329,36 @@ const fencingTokens = ({ rule, whenRaised, whenSetBack, whenTravelling }: Rules)
       const b = yield* take(a.workId, "b")
       yield* answers("Done", release(b, "finished"))
       const c = yield* take(a.workId, "c")
-      assert.isTrue(a.fencingToken < b.fencingToken && b.fencingToken < c.fencingToken, name)
+      assertIncreasing([a.fencingToken, b.fencingToken, c.fencingToken])
     }
     yield* pass("2 days")
   })
+
+  whenSetBack(
+    "are in order then whichever of several work IDs was swept first, and whichever has the largest",
+    function*(setBack) {
+      const prefix = yield* freshId
+      for (const order of ["abc", "cba", "bca"]) {
+        yield* pass("1 days")
+        const taken: Record<string, Taken> = {}
+        for (const key of ["a", "b", "c"]) {
+          taken[key] = yield* take(`${prefix}${order}${key}`, "a", { ttls: 1_000_000 })
+          yield* pass("1 hours")
+        }
+        // The first by itself, then the others together.
+        for (const keys of [order.slice(0, 1), order.slice(1)]) {
+          for (const key of keys) yield* answers("Done", release(taken[key], "retired"))
+          yield* pass("2 hours")
+          yield* sweepAll
+        }
+        yield* setBack("1 days")
+        for (const { fencingToken, workId } of Object.values(taken)) {
+          assertIncreasing([fencingToken, (yield* take(workId, "b")).fencingToken])
+        }
+      }
+      yield* pass("2 days")
+    }
+  )
 
   whenRaised("are told apart beyond what a double holds", function*(raise) {
     const workId = yield* freshId
@@ -589,7 +615,7 @@ const operationsOfTerm = ({ rule, whenTravelling }: Rules) => {
   }
 }
 
-const effectsOfOperations = ({ rule, whenStanding }: Rules) => {
+const effectsOfOperations = ({ rule, whenSetBack, whenStanding }: Rules) => {
   rule("a read gives the last checkpoint", function*() {
     const a = yield* take(yield* freshId, "a")
     assert.deepStrictEqual(yield* read(a), { _tag: "Done", state: Option.none() })
@@ -629,6 +655,23 @@ const effectsOfOperations = ({ rule, whenStanding }: Rules) => {
       yield* answers("Acquired", acquire(a.workId, "b"))
     })
   }
+
+  whenSetBack("a term that has ended stays so although the store's clock was set back", function*(setBack) {
+    for (const mode of exitModes) {
+      const a = yield* takeWithState("one")
+      yield* pass("1 hours")
+      yield* answers("Done", checkpoint(a, 2, "two"))
+      yield* answers("Done", release(a, mode))
+      yield* setBack("30 minutes")
+      yield* answers("Expired", renew(a))
+      yield* answers("Expired", checkpoint(a, 3, "three"))
+      assert.isFalse(yield* requestYield(a.workId))
+      assert.strictEqual((yield* record(a.workId))?.status, mode)
+      yield* answers("AttemptEnded", acquire(a.workId, "a", { attempt: a.attempt }))
+      const b = yield* take(a.workId, "b")
+      assert.deepStrictEqual(told(b.prior), left(a, mode, { state: "two" }))
+    }
+  })
 
   rule("a renewal may make a lease longer or shorter than it was", function*() {
     const a = yield* take(yield* freshId, "a")
@@ -717,8 +760,8 @@ const checkpoints = ({ rule, whenStanding }: Rules) => {
     const a = yield* take(yield* freshId, "a")
     yield* answers("Done", checkpoint(a, 1, "one"))
     yield* passTtls(0.75)
-    yield* answers("Done", checkpoint(a, 1, "another"))
-    assert.strictEqual(yield* readText(a), "one")
+    yield* answers("Done", checkpoint(a, 1, { version: 2, bytes: bytesOf("another") }))
+    assert.deepStrictEqual(yield* read(a), { _tag: "Done", state: Option.some(state("one")) })
     yield* passTtls(0.75)
     yield* answers("Held", acquire(a.workId, "b"))
   })
@@ -873,6 +916,13 @@ const givingBack = ({ rule }: Rules) => {
     yield* unchanged(a.workId, answers("Expired", renew(a)))
     yield* unchanged(a.workId, answers("Expired", checkpoint(a, 1, "one")))
     assert.isFalse(yield* requestYield(a.workId))
+  })
+
+  rule("a term with a checkpoint has started: once it has expired, it is not given back", function*() {
+    const a = yield* takeWithState("one")
+    yield* passTtls(1)
+    yield* unchanged(a.workId, answers("Expired", release(a, "given-back")))
+    assert.deepStrictEqual(told((yield* take(a.workId, "b")).prior), left(a, "expired", { state: "one" }))
   })
 
   rule("a term that expired instead is told to the next holder", function*() {
@@ -1150,8 +1200,10 @@ const batches = ({ rule }: Rules) => {
     yield* answers("Done", release(ended, "finished"))
 
     // Not in the order of their bytes, in which a store may keep them.
+    const again = yield* take(`${prefix}g`, "a")
     const acquires: NonEmptyReadonlyArray<readonly [key: string, attempt: string, answer: string]> = [
       ["f", randomId(), "Acquired"],
+      ["g", again.attempt, "Acquired"],
       ["b", randomId(), "Held"],
       ["a", randomId(), "Acquired"],
       ["e", ended.attempt, "AttemptEnded"],
@@ -1161,11 +1213,12 @@ const batches = ({ rule }: Rules) => {
       map(acquires, ([key, attempt]) => ({ workId: prefix + key, holderId: "a", attempt, ttl }))
     )
     assert.deepStrictEqual(tags(acquired), acquires.map(([, , answer]) => answer))
-    const [f, , a, , c] = acquires.map(([key], i): Backend.Term => ({
+    const [f, g, , a, , c] = acquires.map(([key], i): Backend.Term => ({
       workId: prefix + key,
       holderId: "a",
       fencingToken: (acquired[i] as Backend.Acquired).fencingToken
     }))
+    assert.strictEqual(g.fencingToken, again.fencingToken)
     const expired = yield* take(`${prefix}d`, "a", { ttls: 0.1 })
     yield* passTtls(0.5)
 
@@ -1242,21 +1295,53 @@ const batches = ({ rule }: Rules) => {
     )
   })
 
-  rule("that cross each other are all answered, and nothing deadlocks", function*() {
+  rule("that cross each other are all answered: nothing deadlocks", function*() {
     const { ttl } = yield* Store
     const backend = yield* Backend.Backend
+    const prefix = yield* freshId
+    const workIds = Array.from({ length: 200 }, (_, i) => `${prefix}/${i}`)
+    const crossing = <A, B>(items: ReadonlyArray<A>, send: (items: NonEmptyReadonlyArray<A>, i: number) => B) =>
+      Array.from(
+        { length: 8 },
+        (_, i) => send((i % 2 === 0 ? items : items.slice().reverse()) as unknown as NonEmptyReadonlyArray<A>, i)
+      )
+
+    const acquired = yield* Effect.all(
+      crossing(
+        workIds,
+        (workIds, i) =>
+          backend.acquire(map(workIds, (workId) => ({ workId, holderId: `${i}`, attempt: randomId(), ttl })))
+      ),
+      { concurrency: "unbounded" }
+    )
+    for (const { _tag } of acquired.flat()) assert.include(["Acquired", "Contended", "Held"], _tag)
+    assert.strictEqual(acquired.flat().filter(({ _tag }) => _tag === "Acquired").length, workIds.length)
+
+    const terms = acquired.flatMap((replies, i) =>
+      replies.flatMap((reply, j): ReadonlyArray<Backend.Term> =>
+        reply._tag !== "Acquired" ? [] : [{
+          workId: workIds[i % 2 === 0 ? j : workIds.length - 1 - j],
+          holderId: `${i}`,
+          fencingToken: reply.fencingToken
+        }]
+      )
+    )
+    const extended = yield* Effect.all(
+      crossing(terms, (terms, i) =>
+        i % 4 < 2
+          ? backend.renew(map(terms, (term) => ({ ...term, ttl })))
+          : backend.checkpoint(map(terms, (term) => ({ ...term, ttl, sequence: BigInt(i), state: state("one") })))),
+      { concurrency: "unbounded" }
+    )
+    for (const { _tag } of extended.flat()) assert.include(["Done", "Busy"], _tag)
+  })
+
+  rule("of different work IDs do not get in each other's way", function*() {
     const terms = yield* Effect.forEach(Array.from({ length: 40 }), () => Effect.flatMap(freshId, (_) => take(_, "a")))
-    const batch = (i: number) => {
-      const chosen = (i % 2 === 0 ? terms : terms.slice().reverse()) as unknown as NonEmptyReadonlyArray<Taken>
-      return i % 4 < 2
-        ? backend.renew(map(chosen, (term) => ({ ...termOf(term), ttl })))
-        : backend.checkpoint(
-          map(chosen, (term) => ({ ...termOf(term), ttl, sequence: BigInt(i), state: state("one") }))
-        )
+    for (const operation of [renew, (term: Backend.Term) => checkpoint(term, 1, "one"), finish]) {
+      yield* Effect.forEach(terms, (term) => answers("Done", operation(term)), { concurrency: "unbounded" })
     }
-    const replies = yield* Effect.forEach(Array.from({ length: 24 }, (_, i) => i), batch, { concurrency: "unbounded" })
-    for (const reply of replies.flat()) assert.include(["Done", "Busy"], reply._tag)
-    for (const term of terms) yield* answers("Done", renew(term))
+    yield* Effect.forEach(terms, (term) => take(term.workId, "b"), { concurrency: "unbounded" })
   })
 }
 
@@ -1561,6 +1646,27 @@ const sweeps = ({ whenStanding, whenTravelling }: Rules) => {
     yield* pass("2 minutes")
     assert.strictEqual(yield* sweep("3 hours"), 1)
     assert.isUndefined(yield* record(a.workId))
+  })
+
+  whenTravelling("count from the end of a term, whenever its lease was to expire", function*() {
+    yield* clean
+    const early = yield* take(yield* freshId, "a")
+    const late = yield* take(yield* freshId, "a")
+    yield* pass("2 hours")
+    yield* answers("Done", release(early, "retired", { state: [1, "one"] }))
+    yield* answers("Done", forget(late))
+    for (const end of [(a: Backend.Term) => release(a, "retired"), forget]) {
+      const a = yield* take(yield* freshId, "a")
+      yield* renewFor(a, 100_000)
+      yield* answers("Done", end(a))
+    }
+    yield* pass("50 minutes")
+    assert.strictEqual(yield* sweep(0), 0)
+    // The end stands.
+    yield* answers("Done", release(early, "retired"))
+    yield* answers("Done", forget(late))
+    yield* pass("11 minutes")
+    assert.strictEqual(yield* sweep(0), 4)
   })
 
   whenStanding("delete what ended longer ago than that, not just as long", function*() {

@@ -475,6 +475,7 @@ describe("Postgres under faults", () => {
         const server = yield* start()
         const url = yield* server.createDatabase()
         const acknowledged = new Map<number, number>()
+        const tokens = new Map<number, bigint>()
         const outcomes = new Map<string, number>()
         let over = false
         const goesOn = () => !over
@@ -484,8 +485,10 @@ describe("Postgres under faults", () => {
             Count.id(String(i)),
             Effect.fnUntraced(function*(work) {
               let n = Option.getOrElse(work.prior.state, () => ({ n: 0 })).n
-              // What was acknowledged is never gone.
+              // What was acknowledged is never gone, and tokens go on.
               assert.isAtLeast(n, acknowledged.get(i) ?? 0)
+              assert.isTrue(work.token.fencingToken > (tokens.get(i) ?? BigInt(0)))
+              tokens.set(i, work.token.fencingToken)
               while (goesOn()) {
                 n++
                 yield* work.checkpoint({ n })
@@ -749,6 +752,7 @@ describe("Postgres under faults", () => {
         yield* Effect.gen(function*() {
           const { token } = yield* Lease.acquire("held")
           yield* sql.unsafe(`GRANT SELECT ON ALL TABLES IN SCHEMA public TO ${role}`)
+          yield* sql.unsafe("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
           const before = yield* sql.unsafe("SELECT to_jsonb(l)::text AS row FROM worklease l")
           const backend = yield* Backend.Backend
           yield* Effect.gen(function*() {

@@ -1,6 +1,6 @@
 import { PgClient } from "@effect/sql-pg"
 import { assert, describe, it } from "@effect/vitest"
-import { Duration, Effect, Layer, Option, Redacted, Schema } from "effect"
+import { Duration, Effect, Fiber, Layer, Option, Redacted, Schema } from "effect"
 import { SqlClient } from "effect/sql"
 import { execFile } from "node:child_process"
 import { fileURLToPath } from "node:url"
@@ -8,6 +8,7 @@ import { Backend, Checkpoint, Fence, Lease, LeaseError, Work, Worker } from "wor
 import * as Postgres from "worklease/layers/Postgres"
 import { freshDatabase } from "../support/Postgres.ts"
 import * as Sessions from "../support/Sessions.ts"
+import * as TcpProxy from "../support/TcpProxy.ts"
 
 const Count = Work.make("count", Checkpoint.make(Schema.Struct({ n: Schema.Number })))
 
@@ -148,6 +149,19 @@ describe("Postgres migrations", () => {
       yield* sql.unsafe("DROP TABLE worklease_high_water_mark")
       yield* migrate(url)
       yield* Effect.provide(everything, Sessions.process(url))
+    }))
+
+  it.live("one that vanishes half-way does not keep the others waiting for ever", () =>
+    Effect.gen(function*() {
+      const { url } = yield* freshDatabase()
+      const proxy = yield* TcpProxy.make(url)
+      yield* proxy.loseReply({ of: "CREATE TABLE", as: "silence" })
+      const vanished = yield* Effect.forkChild(Effect.exit(migrate(proxy.url(url))))
+      yield* Sessions.eventually("it hangs", Effect.map(proxy.lostReplies, (lost) => lost === 1))
+      yield* Effect.timeout(migrate(url), "20 seconds")
+      yield* Effect.provide(everything, Sessions.process(url))
+      yield* proxy.cut
+      yield* Fiber.join(vanished)
     }))
 
   for (const options of [{}, { schema: "O'Reilly \"x\"", table: "Ta.ble 1" }]) {
