@@ -324,6 +324,29 @@ describe("Fence over a network that breaks", () => {
         assert.deepStrictEqual(yield* written(sql), [1, 2])
       }))
 
+    it.live("is unknown, in time, where the only connection is the one that hangs", () =>
+      Effect.gen(function*() {
+        const { sql, url } = yield* Fenced.postgres()
+        const proxy = yield* TcpProxy.make(url)
+        const a = yield* Layer.build(
+          Sessions.process(proxy.url(url), { ...policy, ttl: "3 seconds", renewEvery: "2 seconds", maxConnections: 1 })
+        )
+        yield* Effect.gen(function*() {
+          const { token } = yield* Lease.acquire(Import.id("a"))
+          const start = performance.now()
+          const error = yield* write(1).pipe(
+            Effect.andThen(Lease.checkpoint(token, { line: 1 })),
+            Effect.andThen(proxy.loseReply({ of: "COMMIT", as: "silence" })),
+            Fence.transaction(token),
+            Effect.flip
+          )
+          assert.deepInclude(error, { _tag: "BackendError", workId: "import:a", outcome: "unknown" })
+          assert.isBelow(performance.now() - start, 5_000)
+        }).pipe(Effect.provide(a))
+        assert.deepStrictEqual(yield* written(sql), [1])
+        yield* proxy.cut
+      }))
+
     it.live("is not taken for applied because another transaction has got its ID after a crash", () =>
       Effect.gen(function*() {
         const server = yield* EmbeddedPostgres.start()

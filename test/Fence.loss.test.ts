@@ -1,5 +1,5 @@
 import { assert, describe, it } from "@effect/vitest"
-import { Cause, Duration, Effect, Exit, Fiber, Option, Random } from "effect"
+import { Cause, Deferred, Duration, Effect, Exit, Fiber, Option, Random } from "effect"
 import { SqlClient } from "effect/sql"
 import { Fence, Lease, LeaseError, Worker } from "worklease"
 import * as Fenced from "./support/Fenced.ts"
@@ -195,6 +195,35 @@ describe("Fence after a loss", () => {
         yield* Fiber.interrupt(fiber)
       }).pipe(Effect.scoped, Effect.provide(a))
       assert.deepStrictEqual(yield* written(sql), [2, 3])
+    }))
+
+  it.live("what the body still does when it is interrupted is done before the lease is released", () =>
+    Effect.gen(function*() {
+      const { process, sql } = yield* Fenced.postgres()
+      const a = yield* process({ ...oneSecond, holderId: "a" })
+      const events: Array<string> = []
+      const began = yield* Deferred.make<void>()
+      const fiber = yield* Worker.run(Import.id("a"), (work) =>
+        write(1).pipe(
+          Effect.andThen(Deferred.succeed(began, undefined)),
+          Effect.andThen(pause(60_000)),
+          // For longer than an operation may take.
+          Effect.onInterrupt(() =>
+            Effect.gen(function*() {
+              yield* pause(500)
+              const [{ exit }] = yield* Effect.orDie(
+                sql.unsafe<{ readonly exit: string | null }>("SELECT exit FROM worklease")
+              )
+              events.push(`cleaned up, ${exit === null ? "held" : exit}`)
+            })
+          ),
+          Fence.transaction(work),
+          Effect.ensuring(Effect.sync(() => events.push("over")))
+        )).pipe(Effect.provide(a), Effect.forkChild({ startImmediately: true }))
+      yield* Deferred.await(began)
+      yield* Fiber.interrupt(fiber)
+      assert.deepStrictEqual(events, ["cleaned up, held", "over"])
+      assert.deepStrictEqual(yield* written(sql), [])
     }))
 
   it.live("a hold whose transaction waits for a connection, or for the row, gives up too", () =>

@@ -1231,7 +1231,8 @@ const extendReply = (row: ExtendRow): Backend.ExtendReply =>
 
 const codeOf = (error: SqlError.SqlError): string | undefined => {
   const cause = error.reason.cause
-  return Predicate.hasProperty(cause, "code") && typeof cause.code === "string" && /^[0-9A-Z]{5}$/.test(cause.code)
+  // Not EPIPE, say, which is the operating system's.
+  return Predicate.hasProperty(cause, "code") && typeof cause.code === "string" && /^(?!E)[0-9A-Z]{5}$/.test(cause.code)
     ? cause.code
     : undefined
 }

@@ -1736,7 +1736,7 @@ const wakeups = ({ rule }: Rules) => {
   })
 }
 
-const locks = ({ whenLocking }: Rules) => {
+const locks = ({ whenLocking, whenLockingAndTravelling }: Rules) => {
   whenLocking("an acquire of a lease that is free waits for nobody: it is contended", function*(lock) {
     const { ttl } = yield* Store
     const backend = yield* Backend.Backend
@@ -1809,7 +1809,7 @@ const locks = ({ whenLocking }: Rules) => {
     assert.strictEqual((yield* promptly(record(a.workId)))?.status, "held")
   })
 
-  whenLocking("a sweep leaves them for later", function*(lock) {
+  whenLockingAndTravelling("a sweep leaves them for later", function*(lock) {
     const backend = yield* Backend.Backend
     yield* pass("2 hours")
     yield* sweepAll
@@ -2621,47 +2621,46 @@ type Body<Args extends Array<unknown> = []> = (
   ...args: Args
 ) => Generator<Effect.Effect<any, any, Backend.Backend | Store | Scope.Scope>, void, any>
 
-/** How the tests of a group are defined; all but `rule` depend on an option. */
+type Rule<Args extends Array<unknown> = []> = (name: string, body: Body<Args>) => void
+
+/** How the tests of a group are defined; all but `rule` depend on options. */
 interface Rules {
-  readonly rule: (name: string, body: Body) => void
-  readonly whenStanding: (name: string, body: Body) => void
-  readonly whenTravelling: (name: string, body: Body) => void
-  readonly whenSetBack: (
-    name: string,
-    body: Body<[(duration: Duration.Input) => Effect.Effect<void, never, Store>]>
-  ) => void
-  readonly whenRaised: (
-    name: string,
-    body: Body<[(workId: string, fencingToken: bigint) => Effect.Effect<void, never, Store>]>
-  ) => void
-  readonly whenLocking: (
-    name: string,
-    body: Body<[(workId: string) => Effect.Effect<void, never, Store | Scope.Scope>]>
-  ) => void
+  readonly rule: Rule
+  readonly whenStanding: Rule
+  readonly whenTravelling: Rule
+  readonly whenSetBack: Rule<[setBack: (duration: Duration.Input) => Effect.Effect<void, never, Store>]>
+  readonly whenRaised: Rule<[raise: (workId: string, token: bigint) => Effect.Effect<void, never, Store>]>
+  readonly whenLocking: Rule<[lock: (workId: string) => Effect.Effect<void, never, Store | Scope.Scope>]>
+  readonly whenLockingAndTravelling: Rules["whenLocking"]
 }
 
 const makeRules = (
   it: Vitest.MethodsNonLive<Backend.Backend | Store>,
   options: { readonly [K in keyof Options]?: unknown }
 ): Rules => {
-  const ruleIf = (condition: boolean) => (name: string, body: Body) =>
-    it.effect.runIf(condition)(name, () => Effect.gen(body))
+  const when = (...conditions: ReadonlyArray<unknown>): Rule => (name, body) =>
+    it.effect.skipIf(conditions.some((condition) => condition === undefined || condition === false))(
+      name,
+      () => Effect.gen(body)
+    )
+  const withArgs = <Args extends Array<unknown>>(rule: Rule, ...args: Args): Rule<Args> => (name, body) =>
+    rule(name, () => body(...args))
+  const { advance, lock, raiseToken, setBack, standsStill } = options
+  const lockRow = (workId: string) => Effect.flatMap(Store, (_) => _.lock(workId))
   return {
-    rule: ruleIf(true),
-    whenStanding: ruleIf(options.standsStill === true),
-    whenTravelling: ruleIf(options.advance !== undefined),
-    whenSetBack: (name, body) =>
-      ruleIf(options.setBack !== undefined)(
-        name,
-        () => body((duration) => Effect.flatMap(Store, (_) => _.setBack(Duration.fromInputUnsafe(duration))))
-      ),
-    whenRaised: (name, body) =>
-      ruleIf(options.raiseToken !== undefined)(
-        name,
-        () => body((workId, fencingToken) => Effect.flatMap(Store, (_) => _.raiseToken(workId, fencingToken)))
-      ),
-    whenLocking: (name, body) =>
-      ruleIf(options.lock !== undefined)(name, () => body((workId) => Effect.flatMap(Store, (_) => _.lock(workId))))
+    rule: when(),
+    whenStanding: when(standsStill, advance),
+    whenTravelling: when(advance),
+    whenSetBack: withArgs(
+      when(setBack, advance),
+      (duration) => Effect.flatMap(Store, (_) => _.setBack(Duration.fromInputUnsafe(duration)))
+    ),
+    whenRaised: withArgs(
+      when(raiseToken),
+      (workId, token) => Effect.flatMap(Store, (_) => _.raiseToken(workId, token))
+    ),
+    whenLocking: withArgs(when(lock), lockRow),
+    whenLockingAndTravelling: withArgs(when(lock, advance), lockRow)
   }
 }
 
