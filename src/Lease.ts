@@ -715,7 +715,11 @@ const make = Effect.fnUntraced(function*(
       message: `Could not give back the lease on ${JSON.stringify(term.workId)}; it expires within its ttl`
     })
 
-  /** One attempt. Interrupted, it finds out whether the lease was taken after all, and gives it back. */
+  /**
+   * One attempt, which is all of its sendings. After a refusal the next one is
+   * another, because the window counts from its first sending.
+   *
+   * Interrupted, it finds out whether the lease was taken after all, and gives it back. */
   const attempt = (workId: string, policy: Renewal.Policy, restore: Restore) =>
     Effect.suspend(() => {
       const first = Window.now(clock)
@@ -737,7 +741,7 @@ const make = Effect.fnUntraced(function*(
             pending = undefined
             return reply
           }),
-          { operation: "acquire", workId, persistent: false, remaining: budget(policy) }
+          { operation: "acquire", workId, persistent: false, remaining: budget(policy), unknown: offers > 1 }
         ).pipe(
           Effect.flatMap((reply) =>
             reply._tag === "Acquired"

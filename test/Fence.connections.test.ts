@@ -1,7 +1,10 @@
 import { assert, describe, it } from "@effect/vitest"
-import { Cause, Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Option } from "effect"
+import { Cause, Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Option, Stream } from "effect"
+import { Reactivity } from "effect/reactivity"
 import { SqlClient, SqlError } from "effect/sql"
-import { Fence, Lease, LeaseError, Worker } from "worklease"
+import { Backend, Fence, Lease, LeaseError, Worker } from "worklease"
+import * as PgliteClient from "worklease/layers/PgliteClient"
+import * as Postgres from "worklease/layers/Postgres"
 import * as EmbeddedPostgres from "../support/EmbeddedPostgres.ts"
 import * as Fenced from "./support/Fenced.ts"
 import { checkpointed, Import, write, written } from "./support/Fenced.ts"
@@ -420,6 +423,43 @@ describe("Fence over a network that breaks", () => {
         assert.deepInclude(error, { operation: "checkpoint" })
       }))
 
+    it.live("is one that has died, whatever the operating system calls that", () =>
+      Effect.gen(function*() {
+        for (const code of ["EPIPE", "ECONNRESET", "E2BIG", undefined]) {
+          const failure = Effect.fail(
+            new SqlError.SqlError({
+              reason: new SqlError.ConnectionError({
+                cause: Object.assign(new Error("broken"), { code }),
+                message: "broken",
+                operation: "query"
+              })
+            })
+          )
+          const broken = SqlClient.make({
+            acquirer: Effect.succeed({
+              execute: () => failure,
+              executeUnprepared: () => failure,
+              executeRaw: () => failure,
+              executeValues: () => failure,
+              executeValuesUnprepared: () => failure,
+              executeStream: () => Stream.fromEffect(failure)
+            }),
+            compiler: PgliteClient.makeCompiler(),
+            driver: "broken",
+            spanAttributes: []
+          })
+          const error = yield* Effect.flatMap(Backend.Backend, (backend) =>
+            backend.forget({ workId: "import:a", holderId: "a", fencingToken: 1n })).pipe(
+              Effect.provide(Postgres.layerStorage({})),
+              Effect.provideServiceEffect(SqlClient.SqlClient, broken),
+              Effect.provide(Reactivity.layer),
+              Effect.flip
+            )
+          assert.deepInclude(error, { _tag: "BackendError", outcome: "unknown" }, code)
+          assert.strictEqual((error as LeaseError.BackendError).reason._tag, "Unreachable", code)
+        }
+      }))
+
     it.live("while the body fails, dies or is interrupted hides none of that, and adds no defect", () =>
       Effect.gen(function*() {
         const { process, sql } = yield* Fenced.postgres()
@@ -437,8 +477,9 @@ describe("Fence over a network that breaks", () => {
         yield* Fiber.interrupt(fiber)
         const exit = yield* Fiber.await(fiber)
         assert.isTrue(Exit.isFailure(exit) && Cause.hasInterruptsOnly(exit.cause))
-        // An interruption by the caller counts as no attempt without progress.
-        yield* Worker.run(Import.id("b"), (work) => Effect.succeed(work.prior)).pipe(Effect.provide(a))
+        // Of the three, the interruption by the caller counts as no attempt.
+        const prior = yield* Worker.run(Import.id("a"), (work) => Effect.succeed(work.prior)).pipe(Effect.provide(a))
+        assert.strictEqual(prior.termsWithoutProgress, 2)
       }))
 
     it.live("inside a savepoint of the user's own is a typed error", () =>
@@ -495,24 +536,18 @@ describe("Fence over a network that breaks", () => {
         assert.deepStrictEqual(yield* written(sql), [4])
       }))
 
-    it.live("of another database, that the user's code has made a defect of, stays one", () =>
+    it.live("is one thing, an error of which the user's code has made a defect another: that stays one", () =>
       Effect.gen(function*() {
-        const { process, url } = yield* Fenced.postgres()
+        const { process } = yield* Fenced.postgres()
         const a = yield* process({ holderId: "a" })
-        const exit = yield* Worker.run(Import.id("a"), (work) =>
-          Effect.orDie(Effect.flatMap(SqlClient.SqlClient, (sql) =>
-            sql`SELECT 1 / 0`)).pipe(Fence.transaction(work))).pipe(
-            Effect.provide(a),
-            Effect.exit
-          )
-        const { reasons } = Option.getOrThrow(Exit.getCause(exit))
-        assert.deepStrictEqual(
-          reasons.map((reason) =>
-            reason._tag
-          ),
-          ["Die"]
+        const exit = yield* Worker.run(
+          Import.id("a"),
+          (work) =>
+            Effect.orDie(Effect.flatMap(SqlClient.SqlClient, (sql) => sql`SELECT 1 / 0`)).pipe(Fence.transaction(work))
         )
-        assert.isString(url)
+          .pipe(Effect.provide(a), Effect.exit)
+        const { reasons } = Option.getOrThrow(Exit.getCause(exit))
+        assert.deepStrictEqual(reasons.map((reason) => reason._tag), ["Die"])
       }))
 
     it.live("cannot be had: the body does not begin", () =>

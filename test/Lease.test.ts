@@ -501,6 +501,23 @@ describe("Lease", () => {
         assert.strictEqual((yield* Fiber.join(fiber)).token.fencingToken, 1n)
       }).pipe(intercepted))
 
+    test("an attempt that meets its own earlier sending, still on its way, is not refused by it", () =>
+      Effect.gen(function*() {
+        const { intercept, restore } = yield* Intercepted.Intercepted
+        let sent = 0
+        yield* intercept((call, { operation }) =>
+          Effect.suspend(() => {
+            if (operation !== "acquire") return call
+            sent++
+            if (sent === 1) return Effect.andThen(call, Effect.fail(Intercepted.unreachable("acquire", "unknown")))
+            return sent === 2 ? Effect.as(restore, [{ _tag: "Contended" }] as never) : call
+          })
+        )
+        const fiber = yield* Effect.forkChild(Lease.acquire("job"))
+        yield* TestClock.adjust("1 second")
+        assert.strictEqual((yield* Fiber.join(fiber)).token.fencingToken, 1n)
+      }).pipe(intercepted))
+
     test("a rejected acquire fails at once", () =>
       Effect.gen(function*() {
         const { intercept } = yield* Intercepted.Intercepted

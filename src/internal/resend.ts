@@ -14,6 +14,8 @@ export interface Options {
   readonly remaining: () => number
   /** Whether an operation that was surely not applied, because the backend was out of reach, is sent again too. */
   readonly persistent: boolean
+  /** Whether it was sent before, with an unknown outcome. */
+  readonly unknown?: boolean
 }
 
 const pacing = Schedule.min([Schedule.exponential("10 millis"), Schedule.spaced("1 second")]).pipe(Schedule.jittered)
@@ -23,7 +25,7 @@ export const resend = <Reply extends { readonly _tag: string }>(
   options: Options
 ): Effect.Effect<Exclude<Reply, { readonly _tag: "Busy" }>, BackendError> =>
   Effect.suspend(() => {
-    let unknown = false
+    let unknown = options.unknown === true
     const busy = new BackendError({
       operation: options.operation,
       workId: options.workId,
@@ -32,7 +34,8 @@ export const resend = <Reply extends { readonly _tag: string }>(
     })
     return send.pipe(
       Effect.flatMap((reply) =>
-        reply._tag === "Busy"
+        // What is changing the row of an acquire may be an earlier sending of this very attempt.
+        reply._tag === "Busy" || (unknown && reply._tag === "Contended")
           ? Effect.fail(busy)
           : Effect.succeed(reply as Exclude<Reply, { readonly _tag: "Busy" }>)
       ),

@@ -729,7 +729,9 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
     parameters: ReadonlyArray<unknown>
   ): Effect.Effect<ReadonlyArray<Row>, BackendError> => {
     const statement = sql.unsafe<Row & { readonly isolation?: string }>(text, parameters)
-    const alone = transactionOf(sql, sql.unsafe<Row>(text.replace(isolation, boundedIdle), parameters))
+    const alone = Effect.suspend(() =>
+      transactionOf(sql, sql.unsafe<Row>(text.replace(isolation, boundedIdle), parameters))
+    )
     const attempt: Effect.Effect<ReadonlyArray<Row>, SqlError.SqlError> = Effect.suspend(() => {
       if (!isReadCommitted) return alone
       return Effect.tap(statement, ([row]) =>

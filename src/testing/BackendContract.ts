@@ -68,9 +68,9 @@ export interface Options<R = never, E = never> {
   readonly layer: Layer.Layer<Backend.Backend | R, E>
 
   /**
-   * Moves the store's clock on, relative to what it stores: either the clock,
-   * or everything stored the other way. A backend on Effect's Clock has nothing
-   * to do here, because the suite moves that too.
+   * Moves the store's clock on, relative to what it stores: either the clock
+   * itself, or every stored time the other way. A backend on Effect's Clock has
+   * nothing to do here, because the suite moves that too.
    *
    * Without it, the suite really waits. It then takes minutes rather than
    * seconds, wants a short `ttl`, and leaves out what takes hours.

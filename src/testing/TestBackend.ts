@@ -124,7 +124,7 @@ export const layer: Layer.Layer<Backend.Backend | TestBackend> = Layer.effectCon
       renew: batch("renew", backend.renew),
       checkpoint: batch("checkpoint", backend.checkpoint),
       release: batch("release", backend.release, unreachable("release")),
-      read: (term) => faulty("read", term.holderId, backend.read(term)),
+      read: (term) => faulty("readCheckpoint", term.holderId, backend.read(term)),
       forget: (term) => faulty("forget", term.holderId, backend.forget(term))
     })
   ).pipe(
