@@ -36,13 +36,18 @@
  *
  * @since 0.1.0
  */
+import * as Cause from "effect/Cause"
 import * as Context from "effect/Context"
-import type * as Duration from "effect/Duration"
+import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
 import { dual } from "effect/Function"
+import * as Option from "effect/Option"
 import type * as Backend from "./Backend.ts"
+import { noReturn, settleExit, stopHere } from "./internal/supervision.ts"
+import { type Term, termOf } from "./internal/term.ts"
 import * as Lease from "./Lease.ts"
-import type { BackendError, Fenced, LeaseExpired } from "./LeaseError.ts"
+import { type BackendError, Fenced, LeaseExpired, type LeaseLost } from "./LeaseError.ts"
 
 /**
  * What a backend whose store has transactions provides for `transaction`.
@@ -106,10 +111,54 @@ export const transaction: {
 ): Effect.Effect<A, EX | TransactionError<L>, R | Fence> =>
   Effect.flatMap(
     Fence,
-    (fence) =>
-      Lease.fenced<A, EX, R, BackendError | Fenced | LeaseExpired, R>(
-        self,
-        lease,
-        fence.transaction
-      ) as Effect.Effect<A, EX | TransactionError<L>, R>
+    (fence) => fenced(self, lease, fence) as Effect.Effect<A, EX | TransactionError<L>, R>
   ))
+
+// -----------------------------------------------------------------------------
+// internal
+// -----------------------------------------------------------------------------
+
+const fenced = <A, EX, R>(
+  self: Effect.Effect<A, EX, R>,
+  lease: Lease.Any | Lease.AnyToken,
+  fence: Fence["Service"]
+): Effect.Effect<A, EX | BackendError | Fenced | LeaseExpired, R> =>
+  Effect.suspend(() => {
+    const held = Lease.TypeId in lease ? lease : undefined
+    const term = termOf(held === undefined ? lease as Lease.AnyToken : held.token)
+    if (held !== undefined && term.loseIfExhausted()) return noReturn
+    const { operationTimeout } = term.policy
+    const transacted = fence.transaction(
+      Effect.flatMap(self, (value): Effect.Effect<A, Fenced | LeaseExpired | LeaseLost> => {
+        if (term.refused !== undefined) return Effect.fail(term.refused)
+        // The window may have ended while this process did not run.
+        return held === undefined ? Effect.succeed(value) : settleExit(term, Exit.succeed(value))
+      }),
+      {
+        term,
+        // With a bare token, only the backend is asked.
+        remaining: () =>
+          held === undefined ? Math.max(term.remaining, Duration.toMillis(operationTimeout)) : term.remaining,
+        operationTimeout
+      }
+    )
+    // A loss ends the work of a held lease here already, so that the transaction is rolled back also without a guard.
+    return (held === undefined ? transacted : held.guard(transacted)).pipe(
+      Effect.catchCause((cause): Effect.Effect<A, EX | BackendError | Fenced | LeaseExpired> => {
+        const failure = Option.getOrUndefined(Cause.findErrorOption(cause))
+        const refused = term.refused ?? (isRefusal(failure, term) ? failure : undefined)
+        if (held === undefined) {
+          return refused === undefined
+            ? Effect.failCause(cause as Cause.Cause<EX | BackendError>)
+            : Effect.fail(refused)
+        }
+        if (refused !== undefined) term.lose(refused)
+        if (term.loss !== undefined) return noReturn
+        return term.stopped ? stopHere : Effect.failCause(cause as Cause.Cause<EX | BackendError>)
+      })
+    )
+  })
+
+const isRefusal = (error: unknown, term: Term): error is Fenced | LeaseExpired =>
+  (error instanceof Fenced || error instanceof LeaseExpired) && error.workId === term.workId &&
+  error.fencingToken === term.fencingToken

@@ -73,4 +73,7 @@ export const run = <const W extends Work.Input, A, EX, R, const Wait extends boo
   | LeaseLost
   | Yielded,
   Lease.Leases | Work.Services<W> | Exclude<R, Lease.CurrentLease>
-> => Effect.flatMap(Lease.Leases, (leases) => Lease.runWork(leases, work, f, options) as Effect.Effect<A, any, any>)
+> =>
+  Lease.Leases.use((leases) =>
+    leases.run(work, (lease) => Effect.provideService(f(lease), Lease.CurrentLease, lease), options)
+  )

@@ -9,25 +9,11 @@ import * as Effect from "effect/Effect"
 import * as Option from "effect/Option"
 import * as Semaphore from "effect/Semaphore"
 import type * as Backend from "../Backend.ts"
-import {
-  type CheckpointDecodeError,
-  type CheckpointEncodeError,
-  type CheckpointTooLarge,
-  Fenced,
-  LeaseExpired,
-  LeaseLost,
-  type LeaseLostReason,
-  WindowExhausted
-} from "../LeaseError.ts"
+import type { AnyToken, Token } from "../Lease.ts"
+import { Fenced, LeaseExpired, LeaseLost, type LeaseLostReason, WindowExhausted } from "../LeaseError.ts"
 import type * as Renewal from "../Renewal.ts"
+import type { Codec } from "./codec.ts"
 import * as Window from "./window.ts"
-
-/** The checkpoint of a work, with the services it needs already provided. */
-export interface Codec {
-  readonly encode: (state: unknown) => Effect.Effect<Backend.Stored, CheckpointEncodeError | CheckpointTooLarge>
-  /** None for work without checkpoints, which leaves those of others as they are. */
-  readonly decode: (stored: Backend.Stored) => Effect.Effect<Option.Option<any>, CheckpointDecodeError>
-}
 
 export class Term implements Backend.Term {
   readonly workId: string
@@ -43,6 +29,12 @@ export class Term implements Backend.Term {
 
   readonly lost = Deferred.makeUnsafe<never, LeaseLost>()
   loss: LeaseLost | undefined
+
+  /**
+   * Why a checkpoint inside a transaction was refused. It is final, also where
+   * the user's code has caught the error.
+   */
+  refused: Fenced | LeaseExpired | undefined
 
   /** Whether the work left at a safe point, and the state it left to its release. */
   handedOff: { readonly state: Option.Option<Backend.Stored> } | undefined
@@ -156,4 +148,20 @@ export class Term implements Backend.Term {
   refusal(reply: { readonly _tag: "Fenced" | "Expired" }): Fenced | LeaseExpired {
     return reply._tag === "Fenced" ? new Fenced(this) : new LeaseExpired(this)
   }
+}
+
+/** A token proves its term because only this module can add to this map. */
+const terms = new WeakMap<object, Term>()
+
+export const makeToken = (term: Term, expiresAt: number): Token<any> => {
+  const { fencingToken, holderId, workId } = term
+  const token = Object.freeze({ workId, holderId, fencingToken, expiresAt }) as Token<any>
+  terms.set(token, term)
+  return token
+}
+
+export const termOf = (self: AnyToken): Term => {
+  const term = terms.get(self)
+  if (term === undefined) throw new TypeError("Not a token: only an acquire makes one")
+  return term
 }

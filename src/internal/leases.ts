@@ -1,0 +1,762 @@
+/**
+ * The leases of one process: how a term is begun, kept, and ended.
+ */
+import type { NonEmptyReadonlyArray } from "effect/Array"
+import * as Cause from "effect/Cause"
+import * as Clock from "effect/Clock"
+import * as SecureRandom from "effect/crypto/SecureRandom"
+import * as Deferred from "effect/Deferred"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as FiberSet from "effect/FiberSet"
+import * as Option from "effect/Option"
+import * as Random from "effect/Random"
+import * as Scope from "effect/Scope"
+import * as Backend from "../Backend.ts"
+import type { AcquireOptions, HoldOptions, LayerOptions, Lease, Leases, Prior, Token } from "../Lease.ts"
+import {
+  BackendError,
+  type CheckpointDecodeError,
+  Fenced,
+  InvalidConfig,
+  InvalidWorkId,
+  type LeaseExpired,
+  LeaseHeld,
+  LeaseLost,
+  Other,
+  Quarantined,
+  WindowExhausted,
+  Yielded
+} from "../LeaseError.ts"
+import * as Renewal from "../Renewal.ts"
+import type * as Work from "../Work.ts"
+import { type Codec, codecOf, decodePrior, decodeState, encodeFinal } from "./codec.ts"
+import * as Gather from "./gather.ts"
+import { resend } from "./resend.ts"
+import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
+import { makeToken, Term, termOf } from "./term.ts"
+import * as Window from "./window.ts"
+import { faultOf, validate } from "./workId.ts"
+
+export const TypeId = "~worklease/Lease"
+
+type AcquireError = InvalidWorkId | Quarantined | BackendError | LeaseHeld | WindowExhausted
+
+type TakeError = InvalidWorkId | Quarantined | BackendError | LeaseHeld | CheckpointDecodeError | LeaseLost
+
+/** A lease under supervision: renewed, and watched. */
+interface Supervised {
+  readonly term: Term
+  readonly lease: Lease<any>
+  /** Holds the fibers that renew and watch. Closing it stops and joins them. */
+  readonly fibers: Scope.Closeable
+}
+
+/** How long a waiter lets pass after an expiry, at most, so that a hundred of them don't arrive together. */
+const expiryJitter = 25
+
+/** How often and within how many milliseconds a fail-fast acquire asks again for a row that is changing. */
+const contendedTries = 3
+const contendedWithin = 20
+
+/** The longest sleep of the watch: the monotonic clock, which timers follow, may have stood still meanwhile. */
+const watchInterval = 1000
+
+export const make = Effect.fnUntraced(function*(
+  options: LayerOptions
+): Effect.fn.Return<Leases["Service"], InvalidConfig, Backend.Backend | Scope.Scope> {
+  const defaultPolicy = yield* Renewal.make(options)
+  const pollInterval = Option.getOrElse(Duration.fromInput(options.pollInterval ?? "1 second"), () => Duration.zero)
+  if (!Duration.isFinite(pollInterval) || !Duration.isPositive(pollInterval)) {
+    return yield* new InvalidConfig({ field: "pollInterval", why: "it must be a positive and finite duration" })
+  }
+  const holderId = options.holderId ?? SecureRandom.uuidV7Unsafe()
+  const holderIdFault = faultOf(holderId)
+  if (holderIdFault !== undefined) {
+    return yield* new InvalidConfig({
+      field: "holderId",
+      why: new InvalidWorkId({ workId: holderId, why: holderIdFault }).message
+    })
+  }
+
+  const backend = yield* Backend.Backend
+  const clock = yield* Clock.Clock
+  const run: Gather.Run = yield* FiberSet.makeRuntime<never>()
+  const acquires = Gather.make({ operation: "acquire", send: backend.acquire, run })
+  const renewals = Gather.make({ operation: "renew", send: backend.renew, run })
+  const checkpoints = Gather.make({
+    operation: "checkpoint",
+    send: backend.checkpoint,
+    run,
+    sizeOf: ({ state }) => state.bytes.byteLength
+  })
+  const releases = Gather.make({
+    operation: "release",
+    send: backend.release,
+    run,
+    sizeOf: ({ state }) => Option.match(state, { onNone: () => 0, onSome: ({ state }) => state.bytes.byteLength })
+  })
+
+  // ---------------------------------------------------------------------------
+  // sending
+  // ---------------------------------------------------------------------------
+
+  const timeoutOf = (policy: Renewal.Policy): number => Duration.toMillis(policy.operationTimeout)
+
+  /** The time for everything that must end by itself: a first sending that is not answered, and one more. */
+  const budget = (policy: Renewal.Policy): () => number => {
+    const start = Window.now(clock)
+    return () => 2 * timeoutOf(policy) - Window.elapsedMillis(clock, start)
+  }
+
+  /** Queues an operation, and takes it back when its caller is interrupted before it was sent. */
+  const sent = <Request, Reply>(
+    gather: Gather.Gather<Request, Reply>,
+    request: Request,
+    policy: Renewal.Policy,
+    isWanted?: () => boolean
+  ): Effect.Effect<Reply, BackendError> =>
+    Effect.suspend(() => {
+      const entry = gather.offer(request, timeoutOf(policy), isWanted)
+      return Effect.onInterrupt(entry.reply, () => Effect.sync(entry.withdraw))
+    })
+
+  /** An operation that is not gathered. It is sent in fibers that the layer owns, too. */
+  const single = <Reply extends { readonly _tag: string }>(
+    operation: string,
+    workId: string,
+    policy: Renewal.Policy,
+    send: Effect.Effect<Reply, BackendError>
+  ) =>
+    Effect.suspend(() => {
+      const alone = Gather.make<{ readonly workId: string }, Reply>({
+        operation,
+        send: () => Effect.map(send, (reply): NonEmptyReadonlyArray<Reply> => [reply]),
+        run
+      })
+      return Effect.andThen(
+        refuseInsideExclusive(operation, workId),
+        resend(sent(alone, { workId }, policy), { operation, workId, persistent: false, remaining: budget(policy) })
+      )
+    })
+
+  const openTransaction: Effect.Effect<Option.Option<Backend.Transaction>> = Option.match(backend.transaction, {
+    onNone: () => Effect.succeedNone,
+    onSome: (transaction) => Effect.map(transaction.isOpen, (open) => open ? Option.some(transaction) : Option.none())
+  })
+
+  /** Operations that never join a transaction would wait for the one they are called in, where it is exclusive. */
+  const refuseInsideExclusive = (operation: string, workId: string): Effect.Effect<void, BackendError> =>
+    Effect.flatMap(openTransaction, (transaction) =>
+      Option.isSome(transaction) && transaction.value.exclusive
+        ? Effect.fail(
+          new BackendError({
+            operation,
+            workId,
+            outcome: "rejected",
+            reason: new Other({
+              why: "it never joins a transaction, and the open one keeps the client's only connection. " +
+                "Call it outside of the transaction, or use a client with more connections"
+            })
+          })
+        )
+        : Effect.void)
+
+  // ---------------------------------------------------------------------------
+  // acquiring
+  // ---------------------------------------------------------------------------
+
+  const releaseTerm = (
+    term: Backend.Term & { readonly policy: Renewal.Policy },
+    how: Pick<Backend.ReleaseRequest, "exit" | "interrupted" | "state">,
+    remaining = budget(term.policy)
+  ) => {
+    const { fencingToken, holderId, workId } = term
+    return resend(sent(releases, { workId, holderId, fencingToken, ...how }, term.policy), {
+      operation: "release",
+      workId,
+      persistent: false,
+      remaining
+    })
+  }
+
+  /** Undoes a term whose work never started. */
+  const giveBack = (term: Backend.Term & { readonly policy: Renewal.Policy }): Effect.Effect<void> =>
+    Effect.ignoreCause(releaseTerm(term, { exit: "given-back", interrupted: false, state: Option.none() }), {
+      log: "Warn",
+      message: `Could not give back the lease on ${JSON.stringify(term.workId)}; it expires within its ttl`
+    })
+
+  /**
+   * One attempt, which is all of its sendings. After a refusal the next one is
+   * another, because the window counts from its first sending.
+   *
+   * Interrupted, it finds out whether the lease was taken after all, and gives it back. */
+  const attempt = (workId: string, policy: Renewal.Policy, restore: Restore) =>
+    Effect.suspend(() => {
+      const first = Window.now(clock)
+      const request = { workId, holderId, attempt: SecureRandom.uuidV4Unsafe(), ttl: policy.ttl }
+      let entry: Gather.Entry<Backend.AcquireReply> | undefined
+      let offers = 0
+      const send = Effect.suspend(() => {
+        offers++
+        entry = acquires.offer(request, timeoutOf(policy))
+        return entry.reply
+      })
+      const inTime = budget(policy)
+      const settle = Effect.suspend(() => {
+        if (entry === undefined || (entry.withdraw() && offers === 1)) return Effect.void
+        let pending: Effect.Effect<Backend.AcquireReply, BackendError> | undefined = entry.reply
+        return resend(
+          Effect.suspend(() => {
+            const reply = pending ?? send
+            pending = undefined
+            return reply
+          }),
+          { operation: "acquire", workId, persistent: false, remaining: budget(policy), unknown: offers > 1 }
+        ).pipe(
+          Effect.flatMap((reply) =>
+            reply._tag === "Acquired"
+              ? giveBack({ workId, holderId, fencingToken: reply.fencingToken, policy })
+              : Effect.void
+          ),
+          Effect.ignoreCause({
+            log: "Warn",
+            message: `An acquire of ${
+              JSON.stringify(workId)
+            } was interrupted and the backend does not answer; if the lease was taken, it expires within its ttl`
+          })
+        )
+      })
+      return restore(resend(send, {
+        operation: "acquire",
+        workId,
+        persistent: false,
+        remaining: () => Math.min(inTime(), Window.windowMillis(policy) - Window.elapsedMillis(clock, first))
+      })).pipe(
+        Effect.onInterrupt(() => settle),
+        Effect.map((reply) => ({ reply, first }))
+      )
+    })
+
+  /** Waits until the lease may be free: for the time given, or until a hint arrives. */
+  const pause = (millis: number, wakeup: Effect.Effect<void>): Effect.Effect<void> =>
+    Effect.raceFirst(Effect.sleep(Math.min(millis, Duration.toMillis(pollInterval))), wakeup)
+
+  const acquireTerm = (
+    workId: string,
+    policy: Renewal.Policy,
+    wait: boolean,
+    codec: Codec,
+    restore: Restore
+  ): Effect.Effect<{ readonly term: Term; readonly acquired: Backend.Acquired }, AcquireError> =>
+    Effect.scopedWith(Effect.fnUntraced(function*(scope) {
+      let wakeup: Effect.Effect<void> | undefined
+      const askedSince = Window.now(clock)
+      let contended = 0
+      while (true) {
+        const { first, reply } = yield* attempt(workId, policy, restore)
+        switch (reply._tag) {
+          case "Acquired": {
+            const term = new Term({
+              workId,
+              holderId,
+              fencingToken: reply.fencingToken,
+              policy,
+              codec,
+              clock,
+              confirmedAt: first
+            })
+            if (term.remaining > 0) return { term, acquired: reply }
+            yield* giveBack(term)
+            return yield* new WindowExhausted(term)
+          }
+          case "AttemptEnded":
+            // The answer came after the end of the term that this attempt had: too late to rely on it.
+            return yield* new WindowExhausted({ workId, fencingToken: 0n })
+          case "Quarantined":
+            return yield* new Quarantined({ workId, why: reply.why })
+          case "Held": {
+            if (!wait) {
+              return yield* new LeaseHeld({
+                workId,
+                holderId: reply.holderId,
+                retryAfter: Duration.millis(Math.ceil(Duration.toMillis(reply.remaining)))
+              })
+            }
+            contended = 0
+            if (wakeup === undefined) {
+              wakeup = yield* subscribe(workId, scope, restore)
+              // It may have become free before the subscription.
+              if (wakeup !== noWakeup) continue
+            }
+            const jitter = yield* Random.nextBetween(0, expiryJitter)
+            yield* restore(pause(Duration.toMillis(reply.remaining) + jitter, wakeup))
+            continue
+          }
+          case "Contended": {
+            contended++
+            if (!wait) {
+              if (contended > contendedTries || Window.elapsedMillis(clock, askedSince) > contendedWithin) {
+                return yield* new LeaseHeld({ workId, retryAfter: Duration.millis(contendedWithin) })
+              }
+            }
+            const jitter = yield* Random.nextBetween(1, contendedWithin / (contendedTries + 1))
+            // A row that stays so is pinned by a fenced transaction, which may last.
+            yield* restore(pause(wait ? jitter * 2 ** Math.min(contended, 10) : jitter, wakeup ?? noWakeup))
+          }
+        }
+      }
+    }))
+
+  /** Begins a term, of whose prior nothing is known yet. */
+  const begin = (work: Work.Input, options: AcquireOptions | undefined, restore: Restore) =>
+    Effect.gen(function*() {
+      const workId = yield* validate(work)
+      yield* refuseInsideExclusive("acquire", workId)
+      const codec = codecOf(work, yield* Effect.context())
+      const policy = options?.policy ?? defaultPolicy
+      return yield* acquireTerm(workId, policy, options?.wait === true, codec, restore)
+    })
+
+  const noWakeup = Effect.never
+
+  const subscribe = (workId: string, scope: Scope.Scope, restore: Restore): Effect.Effect<Effect.Effect<void>> =>
+    Option.match(backend.wakeups, {
+      onNone: () => Effect.succeed(noWakeup),
+      onSome: (subscribe) =>
+        Effect.catch(restore(Scope.provide(subscribe(workId), scope)), (error) =>
+          Effect.as(
+            Effect.logDebug("No wake-up hints; the waiting acquire polls", error),
+            noWakeup
+          ))
+    })
+
+  // ---------------------------------------------------------------------------
+  // operations of a term
+  // ---------------------------------------------------------------------------
+
+  /**
+   * Sends a renewal or a checkpoint, and notes what its answer brings. Of a
+   * supervised term, nothing is sent once it is lost, not even what waits in a
+   * queue, and until then it is sent again and again.
+   */
+  const extend = <Request>(
+    term: Term,
+    operation: string,
+    gather: Gather.Gather<Request, Backend.ExtendReply>,
+    request: Request,
+    supervised: boolean
+  ) =>
+    Effect.suspend(() => {
+      let sentAt = Window.now(clock)
+      const isWanted = supervised ? () => !term.loseIfExhausted() : undefined
+      return resend(
+        Effect.suspend(() => {
+          sentAt = Window.now(clock)
+          return sent(gather, request, term.policy, isWanted)
+        }),
+        {
+          operation,
+          workId: term.workId,
+          persistent: supervised,
+          remaining: supervised ? () => term.remaining : budget(term.policy)
+        }
+      ).pipe(
+        Effect.tap((reply) =>
+          Effect.sync(() => {
+            if (reply._tag !== "Done") return
+            term.confirm(sentAt)
+            if (Option.isSome(reply.yieldRequest)) term.requestYield(reply.yieldRequest.value)
+          })
+        )
+      )
+    })
+
+  const renewTerm = (term: Term, supervised: boolean) => {
+    const { fencingToken, holderId, workId } = term
+    const request = { workId, holderId, fencingToken, ttl: term.policy.ttl }
+    return term.permit.withPermit(extend(term, "renew", renewals, request, supervised))
+  }
+
+  const checkpointRequest = (term: Term, state: Backend.Stored): Backend.CheckpointRequest => ({
+    workId: term.workId,
+    holderId: term.holderId,
+    fencingToken: term.fencingToken,
+    ttl: term.policy.ttl,
+    sequence: ++term.sequence,
+    state
+  })
+
+  const checkpointTerm = (term: Term, state: Backend.Stored, supervised: boolean) =>
+    term.permit.withPermit(
+      Effect.suspend(() => extend(term, "checkpoint", checkpoints, checkpointRequest(term, state), supervised))
+    )
+
+  /** A checkpoint inside an open transaction: in the caller's fiber, once, and counted after the commit. */
+  const checkpointJoined = (
+    transaction: Backend.Transaction,
+    term: Term,
+    state: Backend.Stored,
+    onCommit: () => void
+  ) =>
+    Effect.suspend(() => {
+      const request = checkpointRequest(term, state)
+      const sentAt = Window.now(clock)
+      return backend.checkpoint([request]).pipe(
+        Effect.flatMap(([reply]) => reply instanceof BackendError ? Effect.fail(reply) : Effect.succeed(reply)),
+        Effect.mapError(({ operation, outcome, reason }) =>
+          new BackendError({ operation, workId: term.workId, outcome, reason })
+        ),
+        Effect.flatMap((reply) => {
+          // It waits for the row instead.
+          return reply._tag === "Busy"
+            ? Effect.die(new Error("A checkpoint inside a transaction answered Busy"))
+            : Effect.succeed(reply)
+        }),
+        Effect.tap((reply) => {
+          if (reply._tag !== "Done") {
+            term.refused ??= term.refusal(reply)
+            return Effect.void
+          }
+          return transaction.afterCommit(Effect.sync(() => {
+            term.confirm(sentAt)
+            if (Option.isSome(reply.yieldRequest)) term.requestYield(reply.yieldRequest.value)
+            onCommit()
+          }))
+        })
+      )
+    })
+
+  // ---------------------------------------------------------------------------
+  // supervision
+  // ---------------------------------------------------------------------------
+
+  const renewal = (term: Term): Effect.Effect<void> =>
+    Effect.gen(function*() {
+      while (!term.loseIfExhausted()) {
+        // A checkpoint extends the lease too, so the next renewal is counted from it.
+        const wait = Duration.toMillis(term.policy.renewEvery) - term.sinceConfirmed
+        if (wait > 0) {
+          yield* Effect.sleep(wait)
+          continue
+        }
+        yield* renewTerm(term, true).pipe(
+          Effect.tap((reply) =>
+            Effect.sync(() => {
+              if (reply._tag !== "Done") term.lose(term.refusal(reply))
+            })
+          ),
+          Effect.catch((error) =>
+            Effect.andThen(
+              Effect.logWarning(`Could not renew the lease on ${JSON.stringify(term.workId)}`, error),
+              Effect.sleep(Duration.min(term.policy.renewEvery, Duration.seconds(1)))
+            )
+          )
+        )
+      }
+    })
+
+  /** Ends the work when its window does, whether or not the backend answers, or when a handoff's deadline passes. */
+  const watch = (term: Term): Effect.Effect<void> =>
+    Effect.gen(function*() {
+      const yieldRequested = Deferred.await(term.yieldRequested)
+      while (!term.loseIfExhausted()) {
+        const untilDeadline = term.untilYieldDeadline
+        if (untilDeadline <= 0) term.overrun()
+        const sleep = Effect.sleep(
+          Math.min(term.remaining, watchInterval, untilDeadline > 0 ? untilDeadline : Infinity)
+        )
+        yield* untilDeadline === Infinity && !Deferred.isDoneUnsafe(term.yieldRequested)
+          ? Effect.raceFirst(sleep, yieldRequested)
+          : sleep
+      }
+    })
+
+  const background = (effect: Effect.Effect<void>, term: Term, fiber: string, scope: Scope.Scope) =>
+    effect.pipe(
+      Effect.tapCause((cause) =>
+        Cause.hasInterruptsOnly(cause)
+          ? Effect.void
+          : Effect.logError(`The ${fiber} of the lease on ${JSON.stringify(term.workId)} failed`, cause)
+      ),
+      Effect.annotateLogs({ module: "worklease/Lease", fiber }),
+      Effect.forkIn(scope, { startImmediately: true })
+    )
+
+  const take = (
+    work: Work.Input,
+    options: HoldOptions | undefined,
+    restore: Restore
+  ): Effect.Effect<Supervised, TakeError> =>
+    Effect.gen(function*() {
+      const { acquired, term } = yield* begin(work, options, restore).pipe(
+        Effect.mapError((error) =>
+          error._tag === "WindowExhausted" ? new LeaseLost({ workId: error.workId, reason: error }) : error
+        )
+      )
+      const fibers = yield* Scope.make()
+      yield* background(renewal(term), term, "renewal", fibers)
+      yield* background(watch(term), term, "watch", fibers)
+      return yield* supervise(term, decodePrior(term.codec, acquired.prior), restore).pipe(
+        Effect.flatMap((exit) => settleExit(term, exit)),
+        Effect.map((prior): Supervised => ({
+          term,
+          lease: heldLease(term, makeToken(term, acquired.expiresAt), prior, options?.yieldAt ?? "checkpoint"),
+          fibers
+        })),
+        // The work never started.
+        Effect.onError(() =>
+          Effect.andThen(
+            Scope.close(fibers, Exit.void),
+            term.loss === undefined || term.loss.reason._tag === "WindowExhausted" ? giveBack(term) : Effect.void
+          )
+        )
+      )
+    })
+
+  const heldLease = (
+    term: Term,
+    token: Token<any>,
+    prior: Prior<any>,
+    yieldAt: "checkpoint" | "handOff"
+  ): Lease<any> => {
+    const mayYield = () => yieldAt === "checkpoint" && Deferred.isDoneUnsafe(term.yieldRequested)
+
+    const settleReply = (reply: Backend.TermReply) =>
+      Effect.suspend(() => {
+        if (reply._tag === "Fenced" || reply._tag === "Expired") term.lose(term.refusal(reply))
+        return term.loss ? noReturn : Effect.void
+      })
+
+    const lease: Lease<any> = {
+      [TypeId]: TypeId,
+      workId: term.workId,
+      token,
+      prior,
+      window: Effect.sync(() => Duration.millis(term.loss ? 0 : Math.max(0, term.remaining))),
+      lost: Deferred.await(term.lost),
+      guard: (self) =>
+        Effect.uninterruptibleMask((restore) =>
+          Effect.flatMap(supervise(term, self, restore), (exit) => settleExit(term, exit))
+        ),
+      yieldRequested: Effect.sync(() => Deferred.isDoneUnsafe(term.yieldRequested)),
+      awaitYieldRequest: Deferred.await(term.yieldRequested),
+      checkpoint: (state) =>
+        Effect.suspend(() => {
+          if (term.loseIfExhausted()) return noReturn
+          return Effect.flatMap(term.codec.encode(state), (stored) =>
+            Effect.flatMap(openTransaction, (transaction): Effect.Effect<void, BackendError> => {
+              if (Option.isSome(transaction)) {
+                const onCommit = () => {
+                  if (mayYield()) {
+                    term.handOff(Option.none())
+                  }
+                }
+                return Effect.flatMap(checkpointJoined(transaction.value, term, stored, onCommit), settleReply)
+              }
+              if (mayYield()) {
+                return endHere(term, Option.some(stored))
+              }
+              return checkpointTerm(term, stored, true).pipe(
+                Effect.catch((error) =>
+                  term.loseIfExhausted() ? noReturn : Effect.fail(error)
+                ),
+                Effect.flatMap(settleReply),
+                Effect.andThen(Effect.suspend(() => mayYield() ? endHere(term, Option.none()) : Effect.void))
+              )
+            }))
+        }),
+      leaveAs: (exit, ...state) =>
+        Effect.flatMap(encodeFinal(term.codec, state), (state) => {
+          const leave = Effect.sync(() => {
+            term.leaving = { exit, state }
+          })
+          // What is rolled back was not achieved.
+          return Effect.flatMap(
+            openTransaction,
+            Option.match({ onNone: () => leave, onSome: (transaction) => transaction.afterCommit(leave) })
+          )
+        }),
+      handOff: (...state) =>
+        Effect.suspend(() => {
+          if (term.loseIfExhausted()) return noReturn
+          return Effect.flatMap(encodeFinal(term.codec, state), (state) =>
+            Effect.flatMap(openTransaction, (transaction) =>
+              Option.isSome(transaction)
+                ? Effect.die(
+                  new Error(
+                    "handOff inside a transaction would roll it back. Checkpoint inside it, and hand off after it"
+                  )
+                )
+                : endHere(term, state)))
+        })
+    }
+    return lease
+  }
+
+  /** The one release of a supervised term, after its work has ended. Fails as its caller should, if the work did not. */
+  const leave = Effect.fnUntraced(function*(
+    { fibers, term }: Supervised,
+    exit: Exit.Exit<unknown, unknown>
+  ): Effect.fn.Return<void, LeaseLost | BackendError> {
+    yield* Scope.close(fibers, Exit.void)
+    term.loseIfExhausted()
+    if (term.loss !== undefined) {
+      // Whoever was fenced or has expired says nothing more. Who merely ran out of time may still help its successor.
+      if (term.loss.reason._tag === "WindowExhausted") {
+        yield* Effect.ignoreCause(
+          releaseTerm(term, { exit: "abandoned", interrupted: false, state: Option.none() }, () => 0),
+          { log: "Debug", message: `Could not release the lost lease on ${JSON.stringify(term.workId)}` }
+        )
+      }
+      return yield* term.loss
+    }
+    const how = howToLeave(term, exit)
+    const reply = yield* Effect.result(term.permit.withPermit(Effect.suspend(() =>
+      releaseTerm(term, {
+        exit: how.exit,
+        interrupted: how.interrupted,
+        state: Option.map(how.state, (state) => ({ sequence: ++term.sequence, state }))
+      })
+    )))
+    if (reply._tag === "Success") {
+      if (reply.success._tag === "Done") return
+      term.lose(term.refusal(reply.success))
+      return yield* term.loss!
+    }
+    yield* Effect.logWarning(
+      `Could not release the lease on ${JSON.stringify(term.workId)}; it expires within its ttl`,
+      reply.failure
+    )
+    if (Option.isSome(how.state)) return yield* reply.failure
+  })
+
+  const hold = (work: Work.Input, options?: HoldOptions) =>
+    Effect.uninterruptibleMask((restore) =>
+      Effect.flatMap(Effect.scope, (scope) =>
+        Effect.flatMap(take(work, options, restore), (supervised) =>
+          Effect.as(
+            Scope.addFinalizerExit(scope, (exit) =>
+              Effect.catchCause(leave(supervised, exit), (cause) =>
+                Effect.logDebug(
+                  `The lease on ${JSON.stringify(supervised.term.workId)} did not end as it should`,
+                  cause
+                ))),
+            supervised.lease
+          )))
+    )
+
+  const runWork = <A, EX, R>(
+    work: Work.Input,
+    f: (lease: Lease<any>) => Effect.Effect<A, EX, R>,
+    options?: HoldOptions
+  ): Effect.Effect<A, EX | TakeError | Yielded, R> =>
+    Effect.uninterruptibleMask(Effect.fnUntraced(function*(restore) {
+      const supervised = yield* take(work, options, restore)
+      const { lease, term } = supervised
+      const exit = yield* supervise(term, Effect.suspend(() => f(lease)), restore)
+      const left = yield* Effect.exit(leave(supervised, exit))
+      if (term.loss !== undefined) return yield* lossOf(term, exit)
+      if (Exit.isFailure(left) && (Exit.isSuccess(exit) || term.handedOff !== undefined)) {
+        return yield* Effect.failCause(left.cause)
+      }
+      if (term.handedOff !== undefined || term.overran) return yield* new Yielded({ workId: term.workId })
+      return yield* exit
+    }))
+
+  // ---------------------------------------------------------------------------
+  // single operations
+  // ---------------------------------------------------------------------------
+
+  const acquire = (work: Work.Input, options?: AcquireOptions) =>
+    Effect.uninterruptibleMask(Effect.fnUntraced(function*(restore) {
+      const { acquired, term } = yield* begin(work, options, restore)
+      const prior = yield* restore(decodePrior(term.codec, acquired.prior)).pipe(
+        Effect.tap(() => term.remaining > 0 ? Effect.void : Effect.fail(new WindowExhausted(term))),
+        Effect.onError(() => giveBack(term))
+      )
+      return { token: makeToken(term, acquired.expiresAt), prior }
+    }))
+
+  /** Whether the reply takes effect, as the flat errors of the single operations. */
+  const settleSingle = (
+    term: Term,
+    reply: { readonly _tag: "Done" } | { readonly _tag: "Fenced" | "Expired" }
+  ): Effect.Effect<void, Fenced | LeaseExpired> =>
+    reply._tag === "Done" ? Effect.void : Effect.fail(term.refusal(reply))
+
+  return {
+    holderId,
+    acquire: acquire as Leases["Service"]["acquire"],
+    hold: hold as Leases["Service"]["hold"],
+    run: runWork as Leases["Service"]["run"],
+    checkpoint: (token, state) =>
+      Effect.suspend(() => {
+        const term = termOf(token)
+        return Effect.flatMap(term.codec.encode(state), (stored) =>
+          Effect.flatMap(openTransaction, (transaction) =>
+            Option.isSome(transaction)
+              ? checkpointJoined(transaction.value, term, stored, () => {})
+              : checkpointTerm(term, stored, false))).pipe(
+            Effect.flatMap((reply) =>
+              settleSingle(term, reply)
+            )
+          )
+      }),
+    readCheckpoint: (token) =>
+      Effect.suspend(() => {
+        const term = termOf(token)
+        return Effect.flatMap(
+          single("readCheckpoint", term.workId, term.policy, backend.read(term)),
+          (reply): Effect.Effect<Option.Option<any>, Fenced | CheckpointDecodeError> =>
+            reply._tag === "Fenced" ? Effect.fail(new Fenced(term)) : decodeState(term.codec, reply.state)
+        )
+      }),
+    renew: (token) =>
+      Effect.suspend(() => {
+        const term = termOf(token)
+        return Effect.andThen(
+          refuseInsideExclusive("renew", term.workId),
+          renewTerm(term, false)
+        ).pipe(Effect.flatMap((reply) => settleSingle(term, reply)))
+      }),
+    release: (token, exit, ...state) =>
+      Effect.suspend(() => {
+        const term = termOf(token)
+        return Effect.andThen(refuseInsideExclusive("release", term.workId), encodeFinal(term.codec, state)).pipe(
+          Effect.flatMap((state) =>
+            term.permit.withPermit(Effect.suspend(() =>
+              releaseTerm(term, {
+                exit,
+                interrupted: false,
+                state: Option.map(state, (state) => ({ sequence: ++term.sequence, state }))
+              })
+            ))
+          ),
+          Effect.flatMap((reply) => settleSingle(term, reply))
+        )
+      }),
+    forget: (token) =>
+      Effect.suspend(() => {
+        const term = termOf(token)
+        return Effect.flatMap(
+          term.permit.withPermit(single("forget", term.workId, term.policy, backend.forget(term))),
+          (reply) => reply._tag === "Fenced" ? Effect.fail(new Fenced(term)) : Effect.void
+        )
+      }),
+    requestYield: (work, options) =>
+      Effect.gen(function*() {
+        const workId = yield* validate(work)
+        const deadline = Option.map(Option.fromUndefinedOr(options?.deadline), Duration.fromInputUnsafe)
+        const { asked } = yield* single(
+          "requestYield",
+          workId,
+          defaultPolicy,
+          Effect.map(backend.requestYield({ workId, deadline }), (asked) => ({ _tag: "Done" as const, asked }))
+        )
+        return asked
+      })
+  }
+})

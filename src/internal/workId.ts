@@ -1,0 +1,29 @@
+/**
+ * The rules for work IDs and holder IDs: 1 to 512 UTF-8 bytes, no NUL, no lone
+ * surrogate.
+ */
+import * as Effect from "effect/Effect"
+import { InvalidWorkId } from "../LeaseError.ts"
+import type * as Work from "../Work.ts"
+
+export const workIdOf = (work: Work.Input): string => typeof work === "string" ? work : work.value
+
+export const validate = (work: Work.Input): Effect.Effect<string, InvalidWorkId> => {
+  const workId = workIdOf(work)
+  const why = faultOf(workId)
+  return why === undefined ? Effect.succeed(workId) : Effect.fail(new InvalidWorkId({ workId, why }))
+}
+
+const maxIdBytes = 512
+
+const utf8Encoder = new TextEncoder()
+
+/** What is wrong with a work ID or a holder ID, if anything is. */
+export const faultOf = (id: string): InvalidWorkId["why"] | undefined => {
+  if (id.length === 0) return "Empty"
+  if (id.includes("\0")) return "ContainsNul"
+  if (/\p{Surrogate}/u.test(id)) return "LoneSurrogate"
+  // No string has fewer UTF-8 bytes than UTF-16 units.
+  if (id.length > maxIdBytes || utf8Encoder.encode(id).byteLength > maxIdBytes) return "TooLong"
+  return undefined
+}
