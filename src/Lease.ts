@@ -250,14 +250,7 @@ export class Leases extends Context.Service<Leases, {
   /** Names this process. */
   readonly holderId: string
 
-  /**
-   * Takes a lease, which nobody renews.
-   *
-   * Fails with `LeaseHeld` while somebody else holds it, unless it waits;
-   * `WindowExhausted` if the backend answered too late to rely on the lease,
-   * which is then given back; `CheckpointDecodeError` if the last checkpoint
-   * cannot be read, and the lease is given back.
-   */
+  /** See {@link acquire}. */
   readonly acquire: <const W extends Work.Input, const Wait extends boolean = false>(
     work: W,
     options?: AcquireOptions<Wait>
@@ -272,39 +265,31 @@ export class Leases extends Context.Service<Leases, {
     Work.Services<W>
   >
 
-  /** Saves a state and extends the lease, in one step. An expired lease without a successor lives again. */
+  /** See {@link checkpoint}. */
   readonly checkpoint: <S>(
     token: Token<S>,
     state: S
   ) => Effect.Effect<void, Fenced | LeaseExpired | CheckpointEncodeError | CheckpointTooLarge | BackendError>
 
-  /** Reads the last checkpoint of a current term. */
+  /** See {@link readCheckpoint}. */
   readonly readCheckpoint: <S>(
     token: Token<S>
   ) => Effect.Effect<Option.Option<S>, Fenced | CheckpointDecodeError | BackendError>
 
-  /** Extends the lease. */
+  /** See {@link renew}. */
   readonly renew: (token: AnyToken) => Effect.Effect<void, Fenced | LeaseExpired | BackendError>
 
-  /** Ends the term, with a final state if one is given. The first exit of a term stands. */
+  /** See {@link release}. */
   readonly release: <S>(
     token: Token<S>,
     exit: ExitMode,
     state?: S
   ) => Effect.Effect<void, Fenced | LeaseExpired | CheckpointEncodeError | CheckpointTooLarge | BackendError>
 
-  /** Ends the term and clears what is stored for the work ID, except that its fencing tokens go on from where they were. */
+  /** See {@link forget}. */
   readonly forget: (token: AnyToken) => Effect.Effect<void, Fenced | BackendError>
 
-  /**
-   * Holds a lease for a scope, renewing it. When the scope closes, it is
-   * released: as `finished` after a success, `abandoned` after a failure or an
-   * interruption, `yielded` after a handoff.
-   *
-   * Fails like `acquire`, but with `LeaseLost` where that fails with
-   * `WindowExhausted`. A scope cannot fail its owner: run the work in the
-   * lease's `guard`.
-   */
+  /** See {@link hold}. */
   readonly hold: <const W extends Work.Input, const Wait extends boolean = false>(
     work: W,
     options?: HoldOptions<Wait>
@@ -337,7 +322,7 @@ export class Leases extends Context.Service<Leases, {
     R | Work.Services<W>
   >
 
-  /** Asks the current holder to hand over. Answers whether there was one. */
+  /** See {@link requestYield}. */
   readonly requestYield: (
     work: Work.Input,
     options?: { readonly deadline?: Duration.Input | undefined }
@@ -391,7 +376,21 @@ export const layerConfig = (
 /**
  * Takes a lease, which nobody renews.
  *
- * @see {@link Leases}
+ * **Details**
+ *
+ * Fails with
+ *
+ * - `LeaseHeld` while somebody else holds it, unless it waits;
+ * - `WindowExhausted` if the backend answered too late to rely on the lease,
+ *   which is then given back;
+ * - `CheckpointDecodeError` if the last checkpoint cannot be read: the lease is
+ *   given back, and the stored bytes stay;
+ * - `InvalidWorkId` before anything is sent;
+ * - `BackendError` if the backend refused, or gave no certain answer for two
+ *   operation timeouts.
+ *
+ * Interrupted, it gives back what it may have taken before it ends.
+ *
  * @category operations
  * @since 0.1.0
  */
@@ -412,7 +411,16 @@ export const acquire = <const W extends Work.Input, const Wait extends boolean =
 /**
  * Saves a state and extends the lease, in one step.
  *
- * @see {@link Leases}
+ * **Details**
+ *
+ * A lease that has expired but has no successor lives again. Inside an open
+ * transaction of the backend's own store it joins that.
+ *
+ * Fails with `Fenced` once another term has begun; `LeaseExpired` after a
+ * release or `forget`; `CheckpointEncodeError` or `CheckpointTooLarge` before
+ * anything is sent; `BackendError` if the backend refused, or gave no certain
+ * answer for two operation timeouts.
+ *
  * @category operations
  * @since 0.1.0
  */
@@ -425,7 +433,12 @@ export const checkpoint = <S>(token: Token<S>, state: S): Effect.Effect<
 /**
  * Reads the last checkpoint of a current term.
  *
- * @see {@link Leases}
+ * **Details**
+ *
+ * Fails with `Fenced` once another term has begun; `CheckpointDecodeError` if
+ * the checkpoint cannot be read; `BackendError` if the backend refused, or gave
+ * no answer for two operation timeouts.
+ *
  * @category operations
  * @since 0.1.0
  */
@@ -435,9 +448,14 @@ export const readCheckpoint = <S>(
   Leases.use((_) => _.readCheckpoint(token))
 
 /**
- * Extends the lease.
+ * Extends the lease by its `ttl` from now.
  *
- * @see {@link Leases}
+ * **Details**
+ *
+ * Fails with `Fenced` once another term has begun; `LeaseExpired` after the
+ * expiry, a release or `forget`; `BackendError` if the backend refused, or gave
+ * no certain answer for two operation timeouts.
+ *
  * @category operations
  * @since 0.1.0
  */
@@ -445,9 +463,18 @@ export const renew = (token: AnyToken): Effect.Effect<void, Fenced | LeaseExpire
   Leases.use((_) => _.renew(token))
 
 /**
- * Ends the term, with a final state if one is given.
+ * Ends the term, with a final state if one is given, in one step.
  *
- * @see {@link Leases}
+ * **Details**
+ *
+ * The first exit of a term stands: said again, it succeeds; another one fails
+ * with `LeaseExpired`. An expired lease can be released with a state only.
+ *
+ * Fails with `Fenced` once another term has begun, unless that was told of this
+ * very exit; `LeaseExpired` as said; `CheckpointEncodeError` or
+ * `CheckpointTooLarge` before anything is sent; `BackendError` if the backend
+ * refused, or gave no certain answer for two operation timeouts.
+ *
  * @category operations
  * @since 0.1.0
  */
@@ -458,9 +485,16 @@ export const release = <S>(token: Token<S>, exit: ExitMode, state?: S): Effect.E
 > => Leases.use((_) => _.release(token, exit, state))
 
 /**
- * Ends the term and clears what is stored for the work ID.
+ * Ends the term and clears what is stored for the work ID: its state, its exit
+ * and its prior.
  *
- * @see {@link Leases}
+ * **Details**
+ *
+ * Fencing tokens go on from where they were. Repeated, it succeeds.
+ *
+ * Fails with `Fenced` once another term has begun; `BackendError` if the
+ * backend refused, or gave no certain answer for two operation timeouts.
+ *
  * @category operations
  * @since 0.1.0
  */
@@ -470,7 +504,19 @@ export const forget = (token: AnyToken): Effect.Effect<void, Fenced | BackendErr
 /**
  * Holds a lease for a scope, renewing it.
  *
- * @see {@link Leases}
+ * **Details**
+ *
+ * When the scope closes, the lease is released: as `finished` after a success,
+ * `abandoned` after a failure or an interruption, `yielded` after a handoff.
+ * Fails like `acquire`, but with `LeaseLost` where that fails with
+ * `WindowExhausted`.
+ *
+ * **Gotchas**
+ *
+ * A scope cannot fail its owner. Run the work in the lease's `guard`: outside
+ * of one, work goes on after a loss, and its operations on the lease do not
+ * return.
+ *
  * @category combinators
  * @since 0.1.0
  */

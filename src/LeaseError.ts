@@ -94,20 +94,20 @@ export class LeaseExpired extends Schema.TaggedError<LeaseExpired>("worklease/Le
  * **Details**
  *
  * An acquire fails with it when its answer came too late to rely on the lease,
- * which is then given back. `fencingToken` is 0 where even the term had ended
- * by then, so that its token is not known.
+ * which is then given back. `fencingToken` is missing where even the term had
+ * ended by then, so that its token is not known.
  *
  * @category errors
  * @since 0.1.0
  */
 export class WindowExhausted extends Schema.TaggedError<WindowExhausted>("worklease/WindowExhausted")(
   "WindowExhausted",
-  { workId: Schema.String, fencingToken: Schema.BigInt }
+  { workId: Schema.String, fencingToken: Schema.optional(Schema.BigInt) }
 ) {
   override get message(): string {
     return `No extension of the lease on ${
       quote(this.workId)
-    } (fencing token ${this.fencingToken}) was confirmed in time, so it can no longer be relied on. ` +
+    } was confirmed in time, so it can no longer be relied on. ` +
       `Check the backend's latency and for blocked event loops, or raise the ttl`
   }
 }

@@ -455,6 +455,7 @@ describe("Lease", () => {
     test("a release whose reply was lost succeeds, although a successor has already begun", () =>
       Effect.gen(function*() {
         const { intercept, restore } = yield* Intercepted.Intercepted
+        const context = yield* Effect.context<Backend.Backend>()
         const { token } = yield* Lease.acquire("job")
         const successor = yield* Deferred.make<Lease.Prior<never>>()
         yield* intercept((call, { operation }) =>
@@ -462,6 +463,7 @@ describe("Lease", () => {
             Effect.andThen(restore),
             Effect.andThen(Effect.flatMap(b(Lease.acquire("job")), ({ prior }) => Deferred.succeed(successor, prior))),
             Effect.orDie,
+            Effect.provideContext(context),
             Effect.andThen(Effect.fail(Intercepted.unreachable("release", "unknown")))
           )
         )
@@ -707,11 +709,11 @@ describe("Lease", () => {
     test("misses no release between its first refusal and its subscription to hints", () =>
       Effect.gen(function*() {
         const { intercept, restore } = yield* Intercepted.Intercepted
+        const context = yield* Effect.context<Lease.Leases>()
         const { token } = yield* Lease.acquire("job")
+        const release = Effect.provideContext(Effect.orDie(Lease.release(token, "finished")), context)
         yield* intercept((call, { operation }) =>
-          operation === "acquire"
-            ? Effect.tap(call, () => Effect.andThen(restore, Effect.orDie(Lease.release(token, "finished").pipe(a))))
-            : call
+          operation === "acquire" ? Effect.tap(call, () => Effect.andThen(restore, release)) : call
         )
         yield* Lease.acquire("job", { wait: true })
       }).pipe(intercepted))

@@ -52,7 +52,7 @@ describe("Worker", () => {
 
   it.effect("a work function that throws is a defect, and the lease is released", () =>
     Effect.gen(function*() {
-      const exit = yield* Effect.exit(Worker.run("job", () => {
+      const exit = yield* Effect.exit(Worker.run("job", (): Effect.Effect<void> => {
         throw new Error("thrown")
       }))
       assert(Exit.isFailure(exit) && Cause.hasDies(exit.cause))

@@ -274,7 +274,7 @@ export const make = Effect.fnUntraced(function*(
           }
           case "AttemptEnded":
             // The answer came after the end of the term that this attempt had: too late to rely on it.
-            return yield* new WindowExhausted({ workId, fencingToken: 0n })
+            return yield* new WindowExhausted({ workId })
           case "Quarantined":
             return yield* new Quarantined({ workId, why: reply.why })
           case "Held": {
@@ -749,7 +749,10 @@ export const make = Effect.fnUntraced(function*(
     requestYield: (work, options) =>
       Effect.gen(function*() {
         const workId = yield* validate(work)
-        const deadline = Option.map(Option.fromUndefinedOr(options?.deadline), Duration.fromInputUnsafe)
+        const deadline = Option.map(
+          Option.fromUndefinedOr(options?.deadline),
+          (deadline) => Duration.max(Duration.fromInputUnsafe(deadline), Duration.zero)
+        ).pipe(Option.filter(Duration.isFinite))
         const { asked } = yield* single(
           "requestYield",
           workId,
