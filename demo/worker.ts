@@ -72,7 +72,7 @@ const importWhatIsFree = Effect.gen(function*() {
           })),
         Effect.catchTag(
           "LeaseLost",
-          ({ reason }) => report({ _tag: "Lost", part, token: reason.fencingToken, why: reason._tag })
+          ({ reason }) => report({ _tag: "Lost", part, token: reason.fencingToken ?? 0n, why: reason._tag })
         ),
         Effect.catch((error) => report({ _tag: "Failed", part, why: error.message }))
       )

@@ -1,5 +1,5 @@
 // Runs every program in examples/, one after the other, as its reader would: `node examples/x.ts`. Each must end by
-// itself, with exit code 0, within two minutes. `npm run examples -- handoff` runs those whose names contain "handoff".
+// itself, with exit code 0, within two minutes. `npm run examples -- hand-off` runs those whose names contain "hand-off".
 import { spawn } from "node:child_process"
 import { existsSync, readdirSync } from "node:fs"
 import { join } from "node:path"

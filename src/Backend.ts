@@ -10,6 +10,7 @@
  *
  * @since 0.1.0
  */
+
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Context from "effect/Context"
 import type * as Duration from "effect/Duration"

@@ -18,6 +18,7 @@
  *
  * @since 0.1.0
  */
+
 import * as Effect from "effect/Effect"
 import { dual } from "effect/Function"
 import { type Pipeable, pipeArguments } from "effect/Pipeable"

@@ -36,6 +36,7 @@
  *
  * @since 0.1.0
  */
+
 import * as Cause from "effect/Cause"
 import * as Context from "effect/Context"
 import * as Duration from "effect/Duration"

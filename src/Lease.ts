@@ -27,6 +27,7 @@
  *
  * @since 0.1.0
  */
+
 import * as Config from "effect/Config"
 import * as Context from "effect/Context"
 import type * as Duration from "effect/Duration"
@@ -83,7 +84,7 @@ export interface Token<in out S = never> {
   readonly [TokenTypeId]: (_: S) => S
   readonly workId: string
   readonly holderId: string
-  /** Strictly larger for each later term of the same work ID. */
+  /** Strictly larger for each later term of the same work ID. Up to 2⁶³ − 1: store it as a bigint. */
   readonly fencingToken: bigint
   /** The expiry at acquisition, in milliseconds since the epoch, by the backend's clock. */
   readonly expiresAt: number
@@ -218,7 +219,7 @@ export class CurrentLease extends Context.Service<CurrentLease, Any>()("workleas
 export interface AcquireOptions<Wait extends boolean = boolean> {
   /** Whether to wait while somebody else holds the lease. Defaults to `false`: fail with `LeaseHeld`. */
   readonly wait?: Wait | undefined
-  /** The renewal policy of this lease. Defaults to the one of the layer. */
+  /** The renewal policy of this lease, made by `Renewal.make`. Defaults to the one of the layer. */
   readonly policy?: Renewal.Policy | undefined
 }
 

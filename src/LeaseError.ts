@@ -7,6 +7,7 @@
  *
  * @since 0.1.0
  */
+
 import * as Duration from "effect/Duration"
 import * as Schema from "effect/Schema"
 
@@ -66,7 +67,8 @@ export class Fenced extends Schema.TaggedError<Fenced>("worklease/Fenced")("Fenc
   override get message(): string {
     return `Fencing token ${this.fencingToken} of ${
       quote(this.workId)
-    } is not current: a later term has begun. Stop this work; its successor continues from the last checkpoint`
+    } is not current: a later term has begun, or what was stored is gone. ` +
+      `Stop this work; a successor continues from the last checkpoint`
   }
 }
 
@@ -102,13 +104,19 @@ export class LeaseExpired extends Schema.TaggedError<LeaseExpired>("worklease/Le
  */
 export class WindowExhausted extends Schema.TaggedError<WindowExhausted>("worklease/WindowExhausted")(
   "WindowExhausted",
-  { workId: Schema.String, fencingToken: Schema.optional(Schema.BigInt) }
+  {
+    workId: Schema.String,
+    fencingToken: Schema.optional(Schema.BigInt),
+    /** Why the last attempt to extend it failed, if it failed and did not just not answer. */
+    cause: Schema.optional(Schema.Defect())
+  }
 ) {
   override get message(): string {
     return `No extension of the lease on ${
       quote(this.workId)
-    } was confirmed in time, so it can no longer be relied on. ` +
-      `Check the backend's latency and for blocked event loops, or raise the ttl`
+    } was confirmed in time, so it can no longer be relied on. ` + (this.cause instanceof Error
+      ? `The last attempt: ${this.cause.message}`
+      : `Check the backend's latency and for blocked event loops, or raise the ttl`)
   }
 }
 
@@ -158,7 +166,7 @@ export class Yielded extends Schema.TaggedError<Yielded>("worklease/Yielded")("Y
   workId: Schema.String
 }) {
   override get message(): string {
-    return `The work on ${quote(this.workId)} was handed over. Its successor continues from the last checkpoint`
+    return `The work on ${quote(this.workId)} has left for a handoff. Its successor continues from the last checkpoint`
   }
 }
 
@@ -398,6 +406,11 @@ export class BackendError extends Schema.TaggedError<BackendError>("worklease/Ba
   outcome: Schema.Literals(["rejected", "unknown"]),
   reason: BackendErrorReason
 }) {
+  /** What the store's client said, so that it is printed with the error. */
+  override get cause(): unknown {
+    return this.reason.cause
+  }
+
   override get message(): string {
     return `${this.operation}${this.workId === undefined ? "" : ` of ${quote(this.workId)}`} ${
       this.outcome === "rejected" ? "failed" : "may or may not have been applied"

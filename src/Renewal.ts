@@ -16,6 +16,7 @@
  *
  * @since 0.1.0
  */
+
 import * as Config from "effect/Config"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
@@ -54,7 +55,10 @@ export type TypeId = "~worklease/Renewal/Policy"
  * @since 0.1.0
  */
 export interface Options {
-  /** How long a lease lasts without renewal, by the backend's clock. At least 10 ms. Defaults to 30 seconds. */
+  /**
+   * How long a lease lasts without renewal, by the backend's clock. At least
+   * 10 ms; a number is milliseconds. Defaults to 30 seconds.
+   */
   readonly ttl?: Duration.Input | undefined
   /** How long after its last extension a lease is renewed. Defaults to a third of `ttl`. */
   readonly renewEvery?: Duration.Input | undefined
@@ -161,7 +165,9 @@ const validate = (options: Options | undefined): Result.Result<Policy, InvalidCo
         // What is derived from the ttl is the ttl's fault.
         new InvalidConfig({
           field: options?.[field] === undefined ? "ttl" : field,
-          why: "it must be a positive and finite duration"
+          why: `it must be a positive and finite duration, not ${
+            options?.[field] === undefined ? `${millis[field]} ms` : formatInput(options[field])
+          }`
         })
       )
     }
@@ -194,6 +200,9 @@ const validate = (options: Options | undefined): Result.Result<Policy, InvalidCo
     operationTimeout: Duration.millis(millis.operationTimeout)
   })
 }
+
+const formatInput = (input: Duration.Input): string =>
+  typeof input === "number" ? `${input} ms` : typeof input === "string" ? JSON.stringify(input) : String(input)
 
 const toMillis = (input: Duration.Input): number =>
   Option.match(Duration.fromInput(input), { onNone: () => NaN, onSome: Duration.toMillis })

@@ -22,6 +22,7 @@
  *
  * @since 0.1.0
  */
+
 import type * as Checkpoint from "./Checkpoint.ts"
 import type { CheckpointDecodeError } from "./LeaseError.ts"
 

@@ -39,6 +39,7 @@
  *
  * @since 0.1.0
  */
+
 import * as Effect from "effect/Effect"
 import * as Lease from "./Lease.ts"
 import type { BackendError, InvalidWorkId, LeaseHeld, LeaseLost, Quarantined, Yielded } from "./LeaseError.ts"

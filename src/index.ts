@@ -3,6 +3,7 @@
  *
  * @since 0.1.0
  */
+
 export * as Backend from "./Backend.ts"
 export * as Checkpoint from "./Checkpoint.ts"
 export * as Fence from "./Fence.ts"

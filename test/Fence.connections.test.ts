@@ -482,6 +482,33 @@ describe("Fence over a network that breaks", () => {
         assert.strictEqual(prior.termsWithoutProgress, 2)
       }))
 
+    it.live("while it is interrupted before its body began is an interruption, and no defect", () =>
+      Effect.gen(function*() {
+        const { a, proxy, sql, url } = yield* proxied
+        yield* Effect.gen(function*() {
+          const { token } = yield* Lease.acquire(Import.id("a"))
+          yield* Sessions.lockRow(url, "import:a")
+          const fiber = yield* Effect.forkChild(Fence.transaction(write(1), token), { startImmediately: true })
+          yield* eventually(
+            "it waits for the row",
+            Effect.map(
+              sql.unsafe(
+                "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+              ),
+              (rows) => rows.length > 0
+            )
+          )
+          // As if it were cut in the moment of the interruption.
+          yield* proxy.stall
+          fiber.interruptUnsafe()
+          yield* proxy.cut
+          const exit = yield* Fiber.await(fiber)
+          assert.isTrue(Exit.isFailure(exit) && Cause.hasInterruptsOnly(exit.cause))
+          yield* proxy.pass
+        }).pipe(Effect.scoped, Effect.provide(a))
+        assert.deepStrictEqual(yield* written(sql), [])
+      }))
+
     it.live("inside a savepoint of the user's own is a typed error", () =>
       Effect.gen(function*() {
         const { process, sql } = yield* Fenced.postgres()

@@ -122,6 +122,29 @@ describe("Worker", () => {
       assert.deepStrictEqual([prior.exit, prior.termsWithoutProgress], ["abandoned", 0])
     }).pipe(intercepted))
 
+  it.effect("a lease that is used after its work has ended is a mistake that does not hang", () =>
+    Effect.gen(function*() {
+      const lease = yield* Worker.run(Counter.id("x"), Effect.succeed)
+      for (const operation of [lease.checkpoint({ count: 1 }), lease.handOff()]) {
+        const exit = yield* Effect.exit(operation)
+        assert(Exit.isFailure(exit) && Cause.hasDies(exit.cause))
+        assert.include(Cause.pretty(exit.cause), "after its work had ended")
+      }
+    }).pipe(intercepted))
+
+  it.effect("a loss says why the renewals failed", () =>
+    Effect.gen(function*() {
+      const { intercept } = yield* Intercepted.Intercepted
+      yield* intercept((call, { operation }) =>
+        operation === "renew" ? Effect.fail(Intercepted.unreachable("renew", "rejected")) : call
+      )
+      const fiber = yield* Effect.forkChild(Worker.run("job", () => Effect.never))
+      yield* TestClock.adjust("30 seconds")
+      const error = Option.getOrThrow(Exit.findErrorOption(yield* Fiber.await(fiber)))
+      assert(error._tag === "LeaseLost")
+      assert.include(error.message, "cannot be reached")
+    }).pipe(intercepted))
+
   it.effect("the running work finds its lease in CurrentLease", () =>
     Effect.gen(function*() {
       const workId = yield* Worker.run("job", () => Effect.map(Lease.CurrentLease, (lease) => lease.workId))

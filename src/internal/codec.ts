@@ -2,6 +2,7 @@
  * What one lease encodes and decodes: the checkpoint of its work, with the
  * services that it needs.
  */
+
 import * as Context from "effect/Context"
 import * as Effect from "effect/Effect"
 import * as Option from "effect/Option"

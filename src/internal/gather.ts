@@ -7,6 +7,7 @@
  * that is interrupted does not cancel its neighbours' statement, and nothing
  * joins a transaction that a caller happens to have open.
  */
+
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Cause from "effect/Cause"
 import * as Deferred from "effect/Deferred"

@@ -1,6 +1,7 @@
 /**
  * The leases of one process: how a term is begun, kept, and ended.
  */
+
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
@@ -20,7 +21,7 @@ import {
   type CheckpointDecodeError,
   Fenced,
   InvalidConfig,
-  InvalidWorkId,
+  type InvalidWorkId,
   type LeaseExpired,
   LeaseHeld,
   LeaseLost,
@@ -76,7 +77,7 @@ export const make = Effect.fnUntraced(function*(
   if (holderIdFault !== undefined) {
     return yield* new InvalidConfig({
       field: "holderId",
-      why: new InvalidWorkId({ workId: holderId, why: holderIdFault }).message
+      why: "it must be 1 to 512 UTF-8 bytes, without NUL and lone surrogates"
     })
   }
 
@@ -355,7 +356,10 @@ export const make = Effect.fnUntraced(function*(
       return resend(
         Effect.suspend(() => {
           sentAt = Window.now(clock)
-          return sent(gather, request, term.policy, isWanted)
+          return Effect.tapError(sent(gather, request, term.policy, isWanted), (error) =>
+            Effect.sync(() => {
+              term.lastFailure = error
+            }))
         }),
         {
           operation,
@@ -450,7 +454,7 @@ export const make = Effect.fnUntraced(function*(
           ),
           Effect.catch((error) =>
             Effect.andThen(
-              Effect.logWarning(`Could not renew the lease on ${JSON.stringify(term.workId)}`, error),
+              Effect.logWarning(`Could not renew the lease on ${JSON.stringify(term.workId)}: ${error.message}`),
               Effect.sleep(Duration.min(term.policy.renewEvery, Duration.seconds(1)))
             )
           )
@@ -530,6 +534,19 @@ export const make = Effect.fnUntraced(function*(
         return term.loss ? noReturn : Effect.void
       })
 
+    /** Lets an operation begin: one of a lost lease does not return, and one after the work's end is a mistake. */
+    const whileHeld = <A, E>(operation: () => Effect.Effect<A, E>): Effect.Effect<A, E> =>
+      Effect.suspend(() => {
+        if (term.ended && term.loss === undefined) {
+          return Effect.die(
+            new Error(
+              `The lease on ${JSON.stringify(term.workId)} was used after its work had ended and it was released`
+            )
+          )
+        }
+        return term.loseIfExhausted() ? noReturn : operation()
+      })
+
     const lease: Lease<any> = {
       [TypeId]: TypeId,
       workId: term.workId,
@@ -544,30 +561,30 @@ export const make = Effect.fnUntraced(function*(
       yieldRequested: Effect.sync(() => Deferred.isDoneUnsafe(term.yieldRequested)),
       awaitYieldRequest: Deferred.await(term.yieldRequested),
       checkpoint: (state) =>
-        Effect.suspend(() => {
-          if (term.loseIfExhausted()) return noReturn
-          return Effect.flatMap(term.codec.encode(state), (stored) =>
-            Effect.flatMap(openTransaction, (transaction): Effect.Effect<void, BackendError> => {
-              if (Option.isSome(transaction)) {
-                const onCommit = () => {
-                  if (mayYield()) {
-                    term.handOff(Option.none())
+        whileHeld(() =>
+          Effect.flatMap(
+            term.codec.encode(state),
+            (stored) =>
+              Effect.flatMap(openTransaction, (transaction): Effect.Effect<void, BackendError> => {
+                if (Option.isSome(transaction)) {
+                  const onCommit = () => {
+                    if (mayYield()) {
+                      term.handOff(Option.none())
+                    }
                   }
+                  return Effect.flatMap(checkpointJoined(transaction.value, term, stored, onCommit), settleReply)
                 }
-                return Effect.flatMap(checkpointJoined(transaction.value, term, stored, onCommit), settleReply)
-              }
-              if (mayYield()) {
-                return endHere(term, Option.some(stored))
-              }
-              return checkpointTerm(term, stored, true).pipe(
-                Effect.catch((error) =>
-                  term.loseIfExhausted() ? noReturn : Effect.fail(error)
-                ),
-                Effect.flatMap(settleReply),
-                Effect.andThen(Effect.suspend(() => mayYield() ? endHere(term, Option.none()) : Effect.void))
-              )
-            }))
-        }),
+                if (mayYield()) {
+                  return endHere(term, Option.some(stored))
+                }
+                return checkpointTerm(term, stored, true).pipe(
+                  Effect.catch((error) => term.loseIfExhausted() ? noReturn : Effect.fail(error)),
+                  Effect.flatMap(settleReply),
+                  Effect.andThen(Effect.suspend(() => mayYield() ? endHere(term, Option.none()) : Effect.void))
+                )
+              })
+          )
+        ),
       leaveAs: (exit, ...state) =>
         Effect.flatMap(encodeFinal(term.codec, state), (state) => {
           const leave = Effect.sync(() => {
@@ -580,18 +597,20 @@ export const make = Effect.fnUntraced(function*(
           )
         }),
       handOff: (...state) =>
-        Effect.suspend(() => {
-          if (term.loseIfExhausted()) return noReturn
-          return Effect.flatMap(encodeFinal(term.codec, state), (state) =>
-            Effect.flatMap(openTransaction, (transaction) =>
-              Option.isSome(transaction)
-                ? Effect.die(
-                  new Error(
-                    "handOff inside a transaction would roll it back. Checkpoint inside it, and hand off after it"
+        whileHeld(() =>
+          Effect.flatMap(
+            encodeFinal(term.codec, state),
+            (state) =>
+              Effect.flatMap(openTransaction, (transaction): Effect.Effect<never> =>
+                Option.isSome(transaction)
+                  ? Effect.die(
+                    new Error(
+                      "handOff inside a transaction would roll it back. Checkpoint inside it, and hand off after it"
+                    )
                   )
-                )
-                : endHere(term, state)))
-        })
+                  : endHere(term, state))
+          )
+        )
     }
     return lease
   }
@@ -602,6 +621,7 @@ export const make = Effect.fnUntraced(function*(
     exit: Exit.Exit<unknown, unknown>
   ): Effect.fn.Return<void, LeaseLost | BackendError> {
     yield* Scope.close(fibers, Exit.void)
+    term.ended = true
     term.loseIfExhausted()
     if (term.loss !== undefined) {
       // Whoever was fenced or has expired says nothing more. Who merely ran out of time may still help its successor.
@@ -627,8 +647,9 @@ export const make = Effect.fnUntraced(function*(
       return yield* term.loss!
     }
     yield* Effect.logWarning(
-      `Could not release the lease on ${JSON.stringify(term.workId)}; it expires within its ttl`,
-      reply.failure
+      `Could not release the lease on ${
+        JSON.stringify(term.workId)
+      }; it expires within its ttl: ${reply.failure.message}`
     )
     if (Option.isSome(how.state)) return yield* reply.failure
   })

@@ -3,6 +3,7 @@
  * repeated: the backend gives the answer that was lost, and applies nothing
  * twice.
  */
+
 import * as Effect from "effect/Effect"
 import * as Schedule from "effect/Schedule"
 import { BackendError, TimedOut } from "../LeaseError.ts"

@@ -2,6 +2,7 @@
  * Work under a lease: run until it ends or has to end, and what it then comes
  * to.
  */
+
 import * as Cause from "effect/Cause"
 import * as Deferred from "effect/Deferred"
 import * as Effect from "effect/Effect"

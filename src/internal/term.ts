@@ -2,6 +2,7 @@
  * One term as its holder sees it: what it may still rely on, how it was lost,
  * and how its work wants to leave.
  */
+
 import type * as Clock from "effect/Clock"
 import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
@@ -10,7 +11,14 @@ import * as Option from "effect/Option"
 import * as Semaphore from "effect/Semaphore"
 import type * as Backend from "../Backend.ts"
 import type { AnyToken, Token } from "../Lease.ts"
-import { Fenced, LeaseExpired, LeaseLost, type LeaseLostReason, WindowExhausted } from "../LeaseError.ts"
+import {
+  type BackendError,
+  Fenced,
+  LeaseExpired,
+  LeaseLost,
+  type LeaseLostReason,
+  WindowExhausted
+} from "../LeaseError.ts"
 import type * as Renewal from "../Renewal.ts"
 import type { Codec } from "./codec.ts"
 import * as Window from "./window.ts"
@@ -50,6 +58,12 @@ export class Term implements Backend.Term {
   /** When the requested handoff's work is interrupted, by the local clock. */
   yieldDeadline: { readonly since: Window.Instant; readonly millis: number } | undefined
 
+  /** Why the last attempt to extend the lease failed, unless one has succeeded since. */
+  lastFailure: BackendError | undefined
+
+  /** Whether the term has ended as it should. What still uses its lease then is a mistake. */
+  ended = false
+
   private confirmedAt: Window.Instant
   private readonly onStop = new Set<() => void>()
 
@@ -85,6 +99,7 @@ export class Term implements Backend.Term {
   confirm(sentAt: Window.Instant): void {
     // Answers may arrive in another order than they were sent in.
     if (sentAt.monotonic > this.confirmedAt.monotonic) this.confirmedAt = sentAt
+    this.lastFailure = undefined
   }
 
   /** Whether the work has to end now. */
@@ -113,7 +128,10 @@ export class Term implements Backend.Term {
 
   /** Work that goes on after its window has ended is lost, whether or not anybody has noticed yet. */
   loseIfExhausted(): boolean {
-    if (this.loss === undefined && this.remaining <= 0) this.lose(new WindowExhausted(this))
+    if (this.loss === undefined && this.remaining <= 0) {
+      const { fencingToken, lastFailure, workId } = this
+      this.lose(new WindowExhausted({ workId, fencingToken, cause: lastFailure }))
+    }
     return this.loss !== undefined
   }
 

@@ -2,6 +2,7 @@
  * The window: the time for which a holder may still rely on its lease, judged
  * locally.
  */
+
 import type * as Clock from "effect/Clock"
 import * as Duration from "effect/Duration"
 import type * as Renewal from "../Renewal.ts"

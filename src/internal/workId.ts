@@ -2,6 +2,7 @@
  * The rules for work IDs and holder IDs: 1 to 512 UTF-8 bytes, no NUL, no lone
  * surrogate.
  */
+
 import * as Effect from "effect/Effect"
 import { InvalidWorkId } from "../LeaseError.ts"
 import type * as Work from "../Work.ts"

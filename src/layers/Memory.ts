@@ -28,6 +28,7 @@
  *
  * @since 0.1.0
  */
+
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Clock from "effect/Clock"
 import * as Duration from "effect/Duration"

@@ -20,6 +20,7 @@
  *
  * @since 0.1.0
  */
+
 import * as Layer from "effect/Layer"
 import type * as SqlClient from "effect/sql/SqlClient"
 import type * as SqlError from "effect/sql/SqlError"

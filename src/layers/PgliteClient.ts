@@ -37,6 +37,7 @@
  * @stability unstable
  * @since 0.1.0
  */
+
 import { PGlite, type Results } from "@electric-sql/pglite"
 import * as Context from "effect/Context"
 import * as Effect from "effect/Effect"

@@ -27,6 +27,7 @@
  *
  * @since 0.1.0
  */
+
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
@@ -1076,7 +1077,6 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
         )
         .find(SqlError.isSqlError)
       if (exit !== undefined && sqlError === undefined) return yield* Effect.failCause(exit.cause as Cause.Cause<never>)
-      if (exit !== undefined && body === undefined && Cause.hasInterrupts(exit.cause)) return yield* Effect.interrupt
       const { outcome, reason } = sqlError === undefined
         ? backendError("transaction", "unknown", new TimedOut({}))
         : toBackendError("transaction", sqlError)
@@ -1261,6 +1261,9 @@ const toBackendError = (operation: string, error: SqlError.SqlError): BackendErr
   const { reason } = error
   const cause = withoutRow(reason.cause)
   const code = codeOf(error)
+  if (code === "3D000") {
+    return backendError(operation, "rejected", new Other({ cause, why: "its database does not exist" }))
+  }
   if (Predicate.isTagged(reason, "AuthenticationError")) {
     return backendError(operation, "rejected", new PermissionDenied({ cause }))
   }

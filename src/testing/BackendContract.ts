@@ -33,6 +33,7 @@
  * @stability unstable
  * @since 0.1.0
  */
+
 import { assert, describe, it, type Vitest } from "@effect/vitest"
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Cause from "effect/Cause"

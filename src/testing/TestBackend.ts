@@ -33,6 +33,7 @@
  *
  * @since 0.1.0
  */
+
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Context from "effect/Context"
 import * as Effect from "effect/Effect"

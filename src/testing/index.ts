@@ -7,4 +7,5 @@
  *
  * @since 0.1.0
  */
+
 export * as TestBackend from "./TestBackend.ts"
