@@ -93,7 +93,14 @@ export type TransactionError<L> = BackendError | (L extends Lease.Any ? never : 
  *
  * Fails with `BackendError` if the transaction could not be begun or
  * committed: with outcome `rejected` if it surely was not, `unknown` if it may
- * have been. It runs at read committed, whatever the database's default.
+ * have been. When the reply to its COMMIT is lost, a checkpoint inside it tells
+ * which, so that it is `unknown` only where there was none, where somebody has
+ * checkpointed since, or where the database does not answer in time.
+ *
+ * It runs at read committed, whatever the database's default, and in a fiber of
+ * its own, with which the fibers end that it forks. Inside another transaction
+ * of the same client it is a savepoint of that one, and what it says of the
+ * commit is true once that one has committed.
  *
  * @category combinators
  * @since 0.1.0

@@ -540,8 +540,9 @@ export const hold = <const W extends Work.Input, const Wait extends boolean = fa
  *
  * **Details**
  *
- * If the lease is lost, the effect is interrupted, and the result is
- * `LeaseLost`; the effect's own error, if it has one, stays in the cause.
+ * It takes a plain work ID, for it has no use for checkpoints; of a typed one,
+ * pass its `value`. If the lease is lost, the effect is interrupted, and the
+ * result is `LeaseLost`; the effect's own error, if it has one, stays in the cause.
  *
  * @category combinators
  * @since 0.1.0

@@ -1,5 +1,5 @@
 import { assert, describe, it } from "@effect/vitest"
-import { Effect, Option, Schema } from "effect"
+import { Effect, Layer, Option, Schema } from "effect"
 import { Checkpoint, Lease, Work, Worker } from "worklease"
 import * as Memory from "worklease/layers/Memory"
 
@@ -130,5 +130,5 @@ describe("Checkpoint", () => {
       ])
       const state = yield* Worker.run(work.id("x"), (lease) => Effect.succeed(lease.prior.state))
       assert.deepStrictEqual(state, Option.some({ text: "kept" }))
-    }).pipe(Effect.provide(Lease.layer), Effect.provide(Memory.layer)))
+    }).pipe(Effect.provide(Lease.layer.pipe(Layer.provide(Memory.layer)))))
 })

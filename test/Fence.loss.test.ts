@@ -239,7 +239,7 @@ describe("Fence after a loss", () => {
             } else {
               yield* lockRow(url, `import:${waits}`)
             }
-            yield* Effect.forever(Effect.exit(Fence.transaction(write(1), work)))
+            return yield* Effect.forever(Effect.exit(Fence.transaction(write(1), work)))
           }).pipe(Effect.scoped)).pipe(Effect.provide(a), Effect.flip)
         isLost(error, "WindowExhausted")
       }

@@ -223,8 +223,7 @@ describe("Worker", () => {
   it.effect("takes what its checkpoint needs from where it was run", () =>
     Effect.gen(function*() {
       const prior = yield* Worker.run(Counter.id("x"), (work) => Effect.succeed(work.prior.exit)).pipe(
-        Effect.provide(Lease.layer),
-        Effect.provide(Memory.layer)
+        Effect.provide(Lease.layer.pipe(Layer.provide(Memory.layer)))
       )
       assert.strictEqual(prior, "none")
     }))

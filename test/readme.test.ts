@@ -7,6 +7,7 @@
  */
 import { assert, describe, it } from "@effect/vitest"
 import * as ConfigProvider from "effect/ConfigProvider"
+import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
@@ -18,7 +19,7 @@ import { execFileSync } from "node:child_process"
 import { readdirSync, readFileSync } from "node:fs"
 import { basename, dirname, join } from "node:path"
 import type { Backend, Lease as LeaseModule, LeaseError, Renewal, Work as WorkModule } from "worklease"
-import { Lease, Worker } from "worklease"
+import { Fence, Lease, Worker } from "worklease"
 import * as Memory from "worklease/layers/Memory"
 import * as Pglite from "worklease/layers/Pglite"
 import * as Postgres from "./support/Postgres.ts"
@@ -115,6 +116,40 @@ describe("README.md", () => {
       const { prior } = yield* Lease.acquire("import:a.csv")
       assert.strictEqual(prior.exit, "retired")
     }).pipe(onMemory))
+
+  it.effect("a shutdown leaves at a safe point", () =>
+    Effect.gen(function*() {
+      const copy = code<
+        (table: string, rows: number, stopping: Deferred.Deferred<void>) => Run<void, LeaseError.Yielded>
+      >("copy")
+      const stopping = yield* Deferred.make<void>()
+      const fiber = yield* Effect.forkChild(Effect.flip(copy("users", 100, stopping)))
+      yield* TestClock.adjust("95 millis")
+      yield* Deferred.succeed(stopping, undefined)
+      yield* TestClock.adjust("10 millis")
+      assert.strictEqual((yield* Fiber.join(fiber))._tag, "Yielded")
+      const { prior } = yield* Lease.acquire("copy:users")
+      assert.strictEqual(prior.exit, "yielded")
+    }).pipe(onMemory))
+
+  it.effect("layers for fencing, and in the process", () =>
+    Effect.gen(function*() {
+      type Provided = Layer.Layer<LeaseModule.Leases | Fence.Fence | SqlClient.SqlClient, unknown>
+      const provided = Effect.gen(function*() {
+        yield* Fence.Fence
+        const sql = yield* SqlClient.SqlClient
+        yield* Lease.acquire("job")
+        return yield* sql`SELECT work_id FROM worklease`
+      })
+      const { url } = yield* Postgres.freshDatabase()
+      const environment = ConfigProvider.fromEnv({ env: { DATABASE_URL: url } })
+      for (const name of ["FencedLayer", "InProcess"]) {
+        const rows = yield* Effect.provide(provided, code<Provided>(name)).pipe(
+          Effect.provideService(ConfigProvider.ConfigProvider, environment)
+        )
+        assert.deepStrictEqual(rows, [{ work_id: "job" }])
+      }
+    }))
 
   it.effect("withLease and hold", () =>
     Effect.gen(function*() {

@@ -1,4 +1,4 @@
-import { Effect, type Layer, Schema } from "effect"
+import { Effect, Layer, Schema } from "effect"
 import { SqlClient } from "effect/sql"
 import type { SqlError } from "effect/sql/SqlError"
 import { Checkpoint, Fence, Lease, Work, Worker } from "worklease"
@@ -35,9 +35,9 @@ check<Same<R<typeof current>, SqlClient.SqlClient | Fence.Fence | Lease.CurrentL
 
 // ---- it takes nothing else
 // @ts-expect-error not a lease
-Fence.transaction(body, "import:a")
+export const notALease = Fence.transaction(body, "import:a")
 // @ts-expect-error a look-alike is no token
-Fence.transaction(body, { workId: "import:a", holderId: "a", fencingToken: 1n, expiresAt: 0 })
+export const notAToken = Fence.transaction(body, { workId: "import:a", holderId: "a", fencingToken: 1n, expiresAt: 0 })
 
 // ---- a fenced program runs over a backend with transactions, and does not compile over one without
 const program = Worker.run(Import.id("a"), (work) =>
@@ -47,17 +47,11 @@ const program = Worker.run(Import.id("a"), (work) =>
   }))
 check<Same<R<typeof program>, Lease.Leases | SqlClient.SqlClient | Fence.Fence>>()
 
-Effect.runFork(program.pipe(Effect.provide(Lease.layer), Effect.provide(Pglite.layer)))
+const overPglite = Effect.provide(program, Lease.layer.pipe(Layer.provideMerge(Pglite.layer)))
+check<Same<R<typeof overPglite>, never>>()
 
 declare const client: Layer.Layer<SqlClient.SqlClient>
-const overMemory = program.pipe(Effect.provide(Lease.layer), Effect.provide(Memory.layer), Effect.provide(client))
+const overMemory = Effect.provide(program, Lease.layer.pipe(Layer.provide(Memory.layer), Layer.merge(client)))
 check<Same<R<typeof overMemory>, Fence.Fence>>()
-// @ts-expect-error there is nothing to fence with
-Effect.runFork(overMemory)
-const overTestBackend = program.pipe(
-  Effect.provide(Lease.layer),
-  Effect.provide(TestBackend.layer),
-  Effect.provide(client)
-)
-// @ts-expect-error there is nothing to fence with
-Effect.runFork(overTestBackend)
+const overTestBackend = Effect.provide(program, Lease.layer.pipe(Layer.provide(TestBackend.layer), Layer.merge(client)))
+check<Same<R<typeof overTestBackend>, Fence.Fence>>()
