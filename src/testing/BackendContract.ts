@@ -11,9 +11,10 @@
  *
  * **Details**
  *
- * Tests run one after the other, over one build of the layer, under
+ * Groups name the invariants that they are about. Tests run one after the
+ * other, over one build of the layer, under
  * `TestClock`. Each uses work IDs of its own. What a test needs beyond the
- * backend itself is an option, and without that option it is skipped.
+ * backend itself is an option, and without that option it is left out.
  *
  * **Example** (The suite over the memory backend)
  *
@@ -106,24 +107,24 @@ export const suite = <R, E>(name: string, options: Options<R, E>): void => {
   it.layer(Layer.provideMerge(storeLayer(options), options.layer), { timeout: "2 minutes" })(name, (it) => {
     const rules = makeRules(it, options)
     describe("The storage port", () => {
-      describe("taking a lease", () => taking(rules))
-      describe("fencing tokens", () => fencingTokens(rules))
-      describe("attempts", () => attempts(rules))
-      describe("operations of a term", () => operationsOfTerm(rules))
+      describe("taking a lease (I1, I10)", () => taking(rules))
+      describe("fencing tokens (I2)", () => fencingTokens(rules))
+      describe("attempts (I9)", () => attempts(rules))
+      describe("operations of a term (I3)", () => operationsOfTerm(rules))
       describe("what the operations of a term do", () => effectsOfOperations(rules))
-      describe("checkpoints", () => checkpoints(rules))
-      describe("releases", () => releases(rules))
-      describe("giving back", () => givingBack(rules))
+      describe("checkpoints (I4)", () => checkpoints(rules))
+      describe("releases (I5, I9)", () => releases(rules))
+      describe("giving back (I6)", () => givingBack(rules))
       describe("forgetting", () => forgetting(rules))
-      describe("the prior", () => priors(rules))
+      describe("the prior (I6)", () => priors(rules))
       describe("terms without progress", () => termsWithoutProgress(rules))
       describe("requests to yield", () => yieldRequests(rules))
       describe("batches", () => batches(rules))
       describe("names and bytes", () => namesAndBytes(rules))
       describe("lists", () => lists(rules))
-      describe("sweeps", () => sweeps(rules))
+      describe("sweeps (I2)", () => sweeps(rules))
       describe("wake-ups", () => wakeups(rules))
-      describe("rows that somebody else has locked", () => locks(rules))
+      describe("rows that somebody else has locked (I10)", () => locks(rules))
     })
     describe("Leases over it", () => {
       describe("acquire", () => acquires(rules))
@@ -2639,11 +2640,10 @@ const makeRules = (
   it: Vitest.MethodsNonLive<Backend.Backend | Store>,
   options: { readonly [K in keyof Options]?: unknown }
 ): Rules => {
-  const when = (...conditions: ReadonlyArray<unknown>): Rule => (name, body) =>
-    it.effect.skipIf(conditions.some((condition) => condition === undefined || condition === false))(
-      name,
-      () => Effect.gen(body)
-    )
+  const when = (...conditions: ReadonlyArray<unknown>): Rule => (name, body) => {
+    if (conditions.some((condition) => condition === undefined || condition === false)) return
+    it.effect(name, () => Effect.gen(body))
+  }
   const withArgs = <Args extends Array<unknown>>(rule: Rule, ...args: Args): Rule<Args> => (name, body) =>
     rule(name, () => body(...args))
   const { advance, lock, raiseToken, setBack, standsStill } = options
