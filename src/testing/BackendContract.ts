@@ -124,7 +124,9 @@ export const suite = <R, E>(name: string, options: Options<R, E>): void => {
       describe("lists", () => lists(rules))
       describe("sweeps (I2)", () => sweeps(rules))
       describe("wake-ups", () => wakeups(rules))
-      describe("rows that somebody else has locked (I10)", () => locks(rules))
+      if (options.lock !== undefined) {
+        describe("rows that somebody else has locked (I10)", () => locks(rules))
+      }
     })
     describe("Leases over it", () => {
       describe("acquire", () => acquires(rules))
