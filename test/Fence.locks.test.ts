@@ -126,7 +126,7 @@ describe("Fence among other transactions", () => {
                 yield* work.checkpoint({ line })
                 const before = yield* expiryOf(sql)
                 // The next begins with what this one leaves of the window: it must fit in.
-                yield* pause(400)
+                yield* pause(200)
                 assert.strictEqual(yield* expiryOf(sql), before)
                 yield* write(line)
               }).pipe(Fence.transaction(work))

@@ -36,6 +36,7 @@ import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
+import * as Fiber from "effect/Fiber"
 import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as Predicate from "effect/Predicate"
@@ -967,6 +968,44 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
   // fence
   // ---------------------------------------------------------------------------
 
+  /** COMMIT was not answered: whether it took effect, what it has stored tells, once it has ended. */
+  const settleCommit = (options: {
+    readonly workId: string
+    readonly stored: Backend.CheckpointRequest | undefined
+    readonly transactionId: string | undefined
+    readonly remaining: () => number
+    readonly operationTimeout: Duration.Duration
+  }) =>
+    Effect.flatMap(Clock.Clock, (clock) => {
+      const { operationTimeout, stored } = options
+      const ask = <Row extends object>(text: string, parameters: ReadonlyArray<unknown>) =>
+        Effect.timeoutOrElse(run<Row>("settle", text, parameters), {
+          duration: operationTimeout,
+          orElse: () => Effect.fail(backendError("settle", "unknown", new TimedOut({})))
+        })
+      const settle = Effect.gen(function*() {
+        const [{ status }] = yield* ask<{ readonly status: string | null }>(text.ended, [options.transactionId])
+        if (status === "in progress") return { _tag: "Busy" as const }
+        const [row] = stored === undefined ? [] : yield* ask<{ readonly sequence: Integer }>(text.sequence, [
+          stored.workId,
+          stored.holderId,
+          stored.fencingToken
+        ])
+        if (row !== undefined && BigInt(row.sequence) === stored!.sequence) return { _tag: "Applied" as const }
+        const isLess = row !== undefined && BigInt(row.sequence) < stored!.sequence
+        // A later checkpoint of the term, or a successor, may have taken its place.
+        return isLess || status === "aborted" ? { _tag: "NotApplied" as const } : { _tag: "Unknown" as const }
+      })
+      const since = Window.now(clock)
+      const left = Math.max(options.remaining(), 2 * Duration.toMillis(operationTimeout))
+      return resend(settle, {
+        operation: "settle",
+        workId: options.workId,
+        persistent: true,
+        remaining: () => left - Window.elapsedMillis(clock, since)
+      })
+    })
+
   const transaction: Fence["Service"]["transaction"] = <A, EX, R>(
     self: Effect.Effect<A, EX, R>,
     { operationTimeout, remaining, term }: Parameters<Fence["Service"]["transaction"]>[1]
@@ -1011,14 +1050,16 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
         Effect.tap((level) =>
           Effect.sync(() => {
             fenced.level = Option.getOrUndefined(level)
-            started = true
           })
         )
       )
 
       // Whatever the transaction comes to: a rollback that fails makes defects of the failures it meets.
       const over = Deferred.makeUnsafe<void>()
-      const recorded = self.pipe(
+      const recorded = Effect.suspend(() => {
+        started = true
+        return self
+      }).pipe(
         Effect.provideService(SqlClient.BeginTransaction, begin),
         Effect.provideService(CurrentFencedLevel, fenced),
         Effect.onExit((exit) =>
@@ -1030,29 +1071,20 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
       )
 
       // In a fiber of its own, which is left behind when its connection hangs.
-      const ended = Deferred.makeUnsafe<void>()
       const fiber = yield* sql.withTransaction(Effect.andThen(pin, recorded)).pipe(
         Effect.provideService(SqlClient.BeginTransaction, readCommitted),
         restore,
         Effect.forkDetach({ startImmediately: true, uninterruptible: "inherit" })
       )
-      fiber.addObserver(() => {
-        Deferred.doneUnsafe(over, Effect.void)
-        Deferred.doneUnsafe(ended, Effect.void)
-      })
+      fiber.addObserver(() => Deferred.doneUnsafe(over, Effect.void))
       if (Exit.isFailure(yield* Effect.exit(restore(Deferred.await(over))))) {
         fiber.interruptUnsafe()
         if (started) yield* Deferred.await(over)
       }
-      if (fiber.pollUnsafe() === undefined) {
-        const timer = yield* Effect.forkDetach(
-          Effect.andThen(Effect.sleep(operationTimeout), Effect.sync(() => Deferred.doneUnsafe(ended, Effect.void)))
-        )
-        yield* Deferred.await(ended)
-        timer.interruptUnsafe()
-      }
-
-      const exit = fiber.pollUnsafe()
+      // This fiber cannot be interrupted, so that a timeout of its own would wait for what it has to give up.
+      const exit = fiber.pollUnsafe() ?? Option.getOrUndefined(
+        yield* Fiber.join(yield* Effect.forkDetach(Effect.timeoutOption(Fiber.await(fiber), operationTimeout)))
+      )
       if (exit === undefined) {
         yield* Effect.logWarning(
           `The connection of a fenced transaction of ${JSON.stringify(workId)} does not answer and is left behind`
@@ -1086,37 +1118,10 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
       }
       if (enclosing !== undefined) return yield* failed("unknown", reason)
 
-      // COMMIT was not answered: whether it took effect, what it has stored tells, once it has ended.
-      const ask = <Row extends object>(text: string, parameters: ReadonlyArray<unknown>) =>
-        Effect.timeoutOrElse(run<Row>("settle", text, parameters), {
-          duration: operationTimeout,
-          orElse: () => Effect.fail(backendError("settle", "unknown", new TimedOut({})))
-        })
-      const { stored } = fenced
-      const settle = Effect.gen(function*() {
-        const [{ status }] = yield* ask<{ readonly status: string | null }>(text.ended, [transactionId])
-        if (status === "in progress") return { _tag: "Busy" as const }
-        const [row] = stored === undefined ? [] : yield* ask<{ readonly sequence: Integer }>(text.sequence, [
-          stored.workId,
-          stored.holderId,
-          stored.fencingToken
-        ])
-        if (row !== undefined && BigInt(row.sequence) === stored!.sequence) return { _tag: "Applied" as const }
-        const isLess = row !== undefined && BigInt(row.sequence) < stored!.sequence
-        // A later checkpoint of the term, or a successor, may have taken its place.
-        return isLess || status === "aborted" ? { _tag: "NotApplied" as const } : { _tag: "Unknown" as const }
-      })
-      const clock = yield* Clock.Clock
-      const since = Window.now(clock)
-      const left = Math.max(remaining(), 2 * Duration.toMillis(operationTimeout))
-      const settled = yield* restore(resend(settle, {
-        operation: "settle",
-        workId,
-        persistent: true,
-        remaining: () => left - Window.elapsedMillis(clock, since)
-      })).pipe(
-        Effect.mapError(() => failed("unknown", reason))
+      const settled = yield* restore(
+        settleCommit({ workId, stored: fenced.stored, transactionId, remaining, operationTimeout })
       )
+        .pipe(Effect.mapError(() => failed("unknown", reason)))
       if (settled._tag !== "Applied") {
         return yield* failed(settled._tag === "NotApplied" ? "rejected" : "unknown", reason)
       }
