@@ -118,7 +118,14 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     if (batch === undefined) return
     inFlight++
     const statement = run(sendBatch(batch))
-    if (statement.pollUnsafe() !== undefined) return settled()
+    if (statement.pollUnsafe() !== undefined) {
+      // In a layer that was closed it has not even begun.
+      for (const { deferred, request } of batch) {
+        const closed = new Other({ why: "the layer of Leases was closed. Close it after the work that uses it" })
+        Deferred.doneUnsafe(deferred, Effect.fail(failed(request.workId, "rejected", closed)))
+      }
+      return settled()
+    }
     // A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever.
     const timeout = run(Effect.andThen(
       Effect.sleep(Math.max(...batch.map((entry) => entry.timeout))),
@@ -167,7 +174,11 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
         Effect.exit,
         Effect.flatMap((exit) => {
           if (batch.length > 1 && isRefusedWhole(exit)) {
-            return Effect.forEach(batch, (entry) => sendBatch([entry]), { discard: true })
+            return Effect.forEach(
+              batch.filter(({ isWanted }) => isWanted === undefined || isWanted()),
+              (entry) => sendBatch([entry]),
+              { discard: true }
+            )
           }
           for (let i = 0; i < batch.length; i++) {
             Deferred.doneUnsafe(batch[i].deferred, answer(batch[i].request.workId, exit, i))

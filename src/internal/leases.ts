@@ -10,6 +10,7 @@ import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
+import * as Fiber from "effect/Fiber"
 import * as FiberSet from "effect/FiberSet"
 import * as Option from "effect/Option"
 import * as Random from "effect/Random"
@@ -52,6 +53,8 @@ interface Supervised {
   readonly lease: Lease<any>
   /** Holds the fibers that renew and watch. Closing it stops and joins them. */
   readonly fibers: Scope.Closeable
+  /** How its one release went, once that has begun. */
+  left: Deferred.Deferred<void, LeaseLost | BackendError> | undefined
 }
 
 /** How long a waiter lets pass after an expiry, at most, so that a hundred of them don't arrive together. */
@@ -63,6 +66,9 @@ const contendedWithin = 20
 
 /** The longest sleep of the watch: the monotonic clock, which timers follow, may have stood still meanwhile. */
 const watchInterval = 1000
+
+/** What a remainder of arithmetic is rounded up to: a sleep that no clock can tell from none would never end a wait. */
+const shortestSleep = 0.001
 
 export const make = Effect.fnUntraced(function*(
   options: LayerOptions
@@ -84,6 +90,11 @@ export const make = Effect.fnUntraced(function*(
   const backend = yield* Backend.Backend
   const clock = yield* Clock.Clock
   const run: Gather.Run = yield* FiberSet.makeRuntime<never>()
+  const live = new Set<Supervised>()
+  // Work that is still under way when the layer closes ends here, for afterwards nothing can be released any more.
+  yield* Effect.addFinalizer(() =>
+    Effect.forEach([...live], (supervised) => endBeforeClosing(supervised), { concurrency: "unbounded", discard: true })
+  )
   const acquires = Gather.make({ operation: "acquire", send: backend.acquire, run })
   const renewals = Gather.make({ operation: "renew", send: backend.renew, run })
   const checkpoints = Gather.make({
@@ -207,15 +218,17 @@ export const make = Effect.fnUntraced(function*(
       })
       const inTime = budget(policy)
       const settle = Effect.suspend(() => {
-        if (entry === undefined || (entry.withdraw() && offers === 1)) return Effect.void
-        let pending: Effect.Effect<Backend.AcquireReply, BackendError> | undefined = entry.reply
+        if (entry === undefined) return Effect.void
+        const isWithdrawn = entry.withdraw()
+        if (isWithdrawn && offers === 1) return Effect.void
+        let pending = isWithdrawn ? undefined : entry.reply
         return resend(
           Effect.suspend(() => {
             const reply = pending ?? send
             pending = undefined
             return reply
           }),
-          { operation: "acquire", workId, persistent: false, remaining: budget(policy), unknown: offers > 1 }
+          { operation: "acquire", workId, persistent: offers > 1, remaining: budget(policy), unknown: offers > 1 }
         ).pipe(
           Effect.flatMap((reply) =>
             reply._tag === "Acquired"
@@ -393,9 +406,13 @@ export const make = Effect.fnUntraced(function*(
     state
   })
 
-  const checkpointTerm = (term: Term, state: Backend.Stored, supervised: boolean) =>
+  /** Encodes in turn, too: checkpoints take effect in the order of their calls. */
+  const checkpointTerm = (term: Term, state: unknown, supervised: boolean) =>
     term.permit.withPermit(
-      Effect.suspend(() => extend(term, "checkpoint", checkpoints, checkpointRequest(term, state), supervised))
+      Effect.flatMap(
+        term.codec.encode(state),
+        (stored) => extend(term, "checkpoint", checkpoints, checkpointRequest(term, stored), supervised)
+      )
     )
 
   /** A checkpoint inside an open transaction: in the caller's fiber, once, and counted after the commit. */
@@ -443,7 +460,7 @@ export const make = Effect.fnUntraced(function*(
         // A checkpoint extends the lease too, so the next renewal is counted from it.
         const wait = Duration.toMillis(term.policy.renewEvery) - term.sinceConfirmed
         if (wait > 0) {
-          yield* Effect.sleep(wait)
+          yield* Effect.sleep(Math.max(wait, shortestSleep))
           continue
         }
         yield* renewTerm(term, true).pipe(
@@ -470,7 +487,7 @@ export const make = Effect.fnUntraced(function*(
         const untilDeadline = term.untilYieldDeadline
         if (untilDeadline <= 0) term.overrun()
         const sleep = Effect.sleep(
-          Math.min(term.remaining, watchInterval, untilDeadline > 0 ? untilDeadline : Infinity)
+          Math.max(Math.min(term.remaining, watchInterval, untilDeadline > 0 ? untilDeadline : Infinity), shortestSleep)
         )
         yield* untilDeadline === Infinity && !Deferred.isDoneUnsafe(term.yieldRequested)
           ? Effect.raceFirst(sleep, yieldRequested)
@@ -508,8 +525,10 @@ export const make = Effect.fnUntraced(function*(
         Effect.map((prior): Supervised => ({
           term,
           lease: heldLease(term, makeToken(term, acquired.expiresAt), prior, options?.yieldAt ?? "checkpoint"),
-          fibers
+          fibers,
+          left: undefined
         })),
+        Effect.tap((supervised) => Effect.sync(() => live.add(supervised))),
         // The work never started.
         Effect.onError(() =>
           Effect.andThen(
@@ -552,7 +571,7 @@ export const make = Effect.fnUntraced(function*(
       workId: term.workId,
       token,
       prior,
-      window: Effect.sync(() => Duration.millis(term.loss ? 0 : Math.max(0, term.remaining))),
+      window: Effect.sync(() => Duration.millis(term.loss || term.ended ? 0 : Math.max(0, term.remaining))),
       lost: Deferred.await(term.lost),
       guard: (self) =>
         Effect.uninterruptibleMask((restore) =>
@@ -562,28 +581,25 @@ export const make = Effect.fnUntraced(function*(
       awaitYieldRequest: Deferred.await(term.yieldRequested),
       checkpoint: (state) =>
         whileHeld(() =>
-          Effect.flatMap(
-            term.codec.encode(state),
-            (stored) =>
-              Effect.flatMap(openTransaction, (transaction): Effect.Effect<void, BackendError> => {
-                if (Option.isSome(transaction)) {
-                  const onCommit = () => {
-                    if (mayYield()) {
-                      term.handOff(Option.none())
-                    }
-                  }
-                  return Effect.flatMap(checkpointJoined(transaction.value, term, stored, onCommit), settleReply)
-                }
-                if (mayYield()) {
-                  return endHere(term, Option.some(stored))
-                }
-                return checkpointTerm(term, stored, true).pipe(
-                  Effect.catch((error) => term.loseIfExhausted() ? noReturn : Effect.fail(error)),
-                  Effect.flatMap(settleReply),
-                  Effect.andThen(Effect.suspend(() => mayYield() ? endHere(term, Option.none()) : Effect.void))
-                )
-              })
-          )
+          Effect.flatMap(openTransaction, (transaction) => {
+            if (Option.isSome(transaction)) {
+              const onCommit = () => {
+                if (mayYield()) term.handOff(Option.none())
+              }
+              return Effect.flatMap(
+                term.codec.encode(state),
+                (stored) => Effect.flatMap(checkpointJoined(transaction.value, term, stored, onCommit), settleReply)
+              )
+            }
+            if (mayYield()) {
+              return Effect.flatMap(term.codec.encode(state), (stored) => endHere(term, Option.some(stored)))
+            }
+            return checkpointTerm(term, state, true).pipe(
+              Effect.catchTag("BackendError", (error) => term.loseIfExhausted() ? noReturn : Effect.fail(error)),
+              Effect.flatMap(settleReply),
+              Effect.andThen(Effect.suspend(() => mayYield() ? endHere(term, Option.none()) : Effect.void))
+            )
+          })
         ),
       leaveAs: (exit, ...state) =>
         Effect.flatMap(encodeFinal(term.codec, state), (state) => {
@@ -615,13 +631,36 @@ export const make = Effect.fnUntraced(function*(
     return lease
   }
 
+  /** Leaves once, whoever asks for it. */
+  const leave = (
+    supervised: Supervised,
+    exit: Exit.Exit<unknown, unknown>
+  ): Effect.Effect<void, LeaseLost | BackendError> =>
+    Effect.suspend(() => {
+      if (supervised.left !== undefined) return Deferred.await(supervised.left)
+      const left = supervised.left = Deferred.makeUnsafe<void, LeaseLost | BackendError>()
+      return Effect.onExit(leaveOnce(supervised, exit), (exit) =>
+        Effect.sync(() => {
+          live.delete(supervised)
+          Deferred.doneUnsafe(left, exit)
+        }))
+    })
+
   /** The one release of a supervised term, after its work has ended. Fails as its caller should, if the work did not. */
-  const leave = Effect.fnUntraced(function*(
+  const leaveOnce = Effect.fnUntraced(function*(
     { fibers, term }: Supervised,
     exit: Exit.Exit<unknown, unknown>
   ): Effect.fn.Return<void, LeaseLost | BackendError> {
-    yield* Scope.close(fibers, Exit.void)
+    // What runs in a guard elsewhere may not outlive the lease.
+    term.leave()
+    yield* Effect.withFiber((self) =>
+      Effect.forEach([...term.running].filter((fiber) => fiber !== self), Fiber.await, {
+        concurrency: "unbounded",
+        discard: true
+      })
+    )
     term.ended = true
+    yield* Scope.close(fibers, Exit.void)
     term.loseIfExhausted()
     if (term.loss !== undefined) {
       // Whoever was fenced or has expired says nothing more. Who merely ran out of time may still help its successor.
@@ -634,13 +673,12 @@ export const make = Effect.fnUntraced(function*(
       return yield* term.loss
     }
     const how = howToLeave(term, exit)
-    const reply = yield* Effect.result(term.permit.withPermit(Effect.suspend(() =>
-      releaseTerm(term, {
-        exit: how.exit,
-        interrupted: how.interrupted,
-        state: Option.map(how.state, (state) => ({ sequence: ++term.sequence, state }))
-      })
-    )))
+    const inTime = budget(term.policy)
+    const reply = yield* Effect.result(releaseTerm(term, {
+      exit: how.exit,
+      interrupted: how.interrupted,
+      state: Option.map(how.state, (state) => ({ sequence: ++term.sequence, state }))
+    }, () => Math.min(inTime(), term.remaining)))
     if (reply._tag === "Success") {
       if (reply.success._tag === "Done") return
       term.lose(term.refusal(reply.success))
@@ -653,6 +691,18 @@ export const make = Effect.fnUntraced(function*(
     )
     if (Option.isSome(how.state)) return yield* reply.failure
   })
+
+  /** Interrupts the work and releases, within the time of a cleanup: this fiber cannot wait for work that does not end. */
+  const endBeforeClosing = (supervised: Supervised): Effect.Effect<void> =>
+    Effect.forkDetach(Effect.exit(leave(supervised, Exit.interrupt())), { startImmediately: true }).pipe(
+      Effect.flatMap((fiber) =>
+        fiber.pollUnsafe() !== undefined ? Effect.void : Effect.flatMap(
+          Effect.forkDetach(Effect.timeoutOption(Fiber.await(fiber), 2 * timeoutOf(supervised.term.policy))),
+          Fiber.join
+        )
+      ),
+      Effect.asVoid
+    )
 
   const hold = (work: Work.Input, options?: HoldOptions) =>
     Effect.uninterruptibleMask((restore) =>
@@ -716,15 +766,13 @@ export const make = Effect.fnUntraced(function*(
     checkpoint: (token, state) =>
       Effect.suspend(() => {
         const term = termOf(token)
-        return Effect.flatMap(term.codec.encode(state), (stored) =>
-          Effect.flatMap(openTransaction, (transaction) =>
-            Option.isSome(transaction)
-              ? checkpointJoined(transaction.value, term, stored, () => {})
-              : checkpointTerm(term, stored, false))).pipe(
-            Effect.flatMap((reply) =>
-              settleSingle(term, reply)
+        return Effect.flatMap(openTransaction, (transaction) =>
+          Option.isSome(transaction)
+            ? Effect.flatMap(
+              term.codec.encode(state),
+              (stored) => checkpointJoined(transaction.value, term, stored, () => {})
             )
-          )
+            : checkpointTerm(term, state, false)).pipe(Effect.flatMap((reply) => settleSingle(term, reply)))
       }),
     readCheckpoint: (token) =>
       Effect.suspend(() => {

@@ -29,7 +29,11 @@ export const supervise = <A, E, R>(
       (fiber) => {
         const over = Deferred.makeUnsafe<void>()
         const end = () => Deferred.doneUnsafe(over, Effect.void)
-        fiber.addObserver(end)
+        term.running.add(fiber)
+        fiber.addObserver(() => {
+          term.running.delete(fiber)
+          end()
+        })
         const unsubscribe = term.whenStopped(end)
         return Effect.exit(restore(Deferred.await(over))).pipe(
           Effect.andThen(Effect.suspend(() => {

@@ -7,6 +7,7 @@ import type * as Clock from "effect/Clock"
 import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
+import type * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
 import * as Semaphore from "effect/Semaphore"
 import type * as Backend from "../Backend.ts"
@@ -61,8 +62,12 @@ export class Term implements Backend.Term {
   /** Why the last attempt to extend the lease failed, unless one has succeeded since. */
   lastFailure: BackendError | undefined
 
-  /** Whether the term has ended as it should. What still uses its lease then is a mistake. */
+  /** Whether the term is being left: nothing begins under it any more. */
+  private leavingNow = false
+  /** Whether its work has ended. What still uses its lease then is a mistake. */
   ended = false
+  /** The work that runs under it. */
+  readonly running = new Set<Fiber.Fiber<unknown, unknown>>()
 
   private confirmedAt: Window.Instant
   private readonly onStop = new Set<() => void>()
@@ -98,13 +103,13 @@ export class Term implements Backend.Term {
   /** An operation that was sent at `sentAt` has succeeded. */
   confirm(sentAt: Window.Instant): void {
     // Answers may arrive in another order than they were sent in.
-    if (sentAt.monotonic > this.confirmedAt.monotonic) this.confirmedAt = sentAt
+    if (sentAt.monotonic >= this.confirmedAt.monotonic) this.confirmedAt = sentAt
     this.lastFailure = undefined
   }
 
   /** Whether the work has to end now. */
   get stopped(): boolean {
-    return this.loss !== undefined || this.handedOff !== undefined || this.overran
+    return this.loss !== undefined || this.handedOff !== undefined || this.overran || this.leavingNow
   }
 
   /** Calls back when the work has to end, at once if it already has to. Returns how to take that back. */
@@ -138,6 +143,12 @@ export class Term implements Backend.Term {
   handOff(state: Option.Option<Backend.Stored>): void {
     if (this.stopped) return
     this.handedOff = { state }
+    this.stop()
+  }
+
+  /** Whatever still runs under it has to end, for it is about to be released. */
+  leave(): void {
+    this.leavingNow = true
     this.stop()
   }
 
