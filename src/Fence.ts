@@ -134,7 +134,7 @@ const fenced = <A, EX, R>(
   Effect.suspend(() => {
     const held = Lease.TypeId in lease ? lease : undefined
     const term = termOf(held === undefined ? lease as Lease.AnyToken : held.token)
-    if (held !== undefined && term.loseIfExhausted()) return noReturn
+    if (held !== undefined && term.loseIfExhausted()) return noReturn(term)
     const { operationTimeout } = term.policy
     const transacted = fence.transaction(
       Effect.flatMap(self, (value): Effect.Effect<A, Fenced | LeaseExpired | LeaseLost> => {
@@ -161,7 +161,7 @@ const fenced = <A, EX, R>(
             : Effect.fail(refused)
         }
         if (refused !== undefined) term.lose(refused)
-        if (term.loss !== undefined) return noReturn
+        if (term.loss !== undefined) return noReturn(term)
         return term.stopped ? stopHere : Effect.failCause(cause as Cause.Cause<EX | BackendError>)
       })
     )

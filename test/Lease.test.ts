@@ -1,5 +1,5 @@
 import { assert, describe, it } from "@effect/vitest"
-import { Cause, Clock, Deferred, Duration, Effect, Exit, Fiber, Layer, Option, Ref, Schema } from "effect"
+import { Cause, Clock, Deferred, Duration, Effect, Exit, Fiber, Layer, Option, Ref, Schema, Scope } from "effect"
 import { TestClock } from "effect/testing"
 import { Backend, Checkpoint, Lease, Renewal, Work, Worker } from "worklease"
 import { BackendError, Other } from "worklease/LeaseError"
@@ -279,26 +279,66 @@ describe("Lease", () => {
       Effect.gen(function*() {
         const { intercept } = yield* Intercepted.Intercepted
         yield* intercept((call, { operation }) => operation === "renew" ? Effect.never : call)
-        const after = yield* Ref.make<ReadonlyArray<string>>([])
-        const fiber = yield* Worker.run(Counter.id("x"), (lease) =>
-          Effect.gen(function*() {
-            yield* Effect.sleep("5 minutes").pipe(Effect.onInterrupt(() =>
-              Effect.forEach(
-                [lease.checkpoint({ count: 1 }), lease.handOff({ count: 1 }), Effect.flip(lease.lost)],
-                (operation, index) =>
-                  Effect.ignoreCause(operation).pipe(
-                    Effect.andThen(Ref.update(after, (_) => [..._, String(index)])),
-                    Effect.timeoutOption("1 second")
-                  )
-              )
-            ))
-          })).pipe(Effect.forkChild)
-        yield* TestClock.adjust("27 seconds")
-        yield* TestClock.adjust("10 seconds")
-        assert.strictEqual(Option.getOrThrow(Exit.findErrorOption(yield* Fiber.await(fiber)))._tag, "LeaseLost")
+        const lease = yield* Lease.hold(Counter.id("x"))
+        yield* TestClock.adjust("1 minute")
+        const returned = yield* Ref.make<ReadonlyArray<number>>([])
+        const fibers = yield* Effect.forEach(
+          [lease.checkpoint({ count: 1 }), lease.handOff({ count: 1 }), lease.lost],
+          (operation, index) =>
+            Effect.forkChild(Effect.andThen(Effect.ignoreCause(operation), Ref.update(returned, (_) => [..._, index])))
+        )
+        yield* TestClock.adjust("1 minute")
         // Only `lost` returns: it tells of the loss.
-        assert.deepStrictEqual(yield* Ref.get(after), ["2"])
+        assert.deepStrictEqual(yield* Ref.get(returned), [2])
+        yield* Effect.forEach(fibers, Fiber.interrupt)
+      }).pipe(Effect.scoped, intercepted))
+
+    test("lost work ends, although it waits for its children's checkpoints in an uninterruptible part", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        yield* intercept((call, { operation }) => operation === "renew" ? Effect.never : call)
+        const fiber = yield* Worker.run(Counter.id("x"), (work) =>
+          Effect.uninterruptible(Effect.andThen(
+            Effect.sleep("28 seconds"),
+            Effect.forEach([1, 2, 3], (count) => work.checkpoint({ count }), { concurrency: 2 })
+          ))).pipe(Effect.forkChild)
+        yield* TestClock.adjust("40 seconds")
+        assert.strictEqual(Option.getOrThrow(Exit.findErrorOption(yield* Fiber.await(fiber)))._tag, "LeaseLost")
       }).pipe(intercepted))
+
+    test("a guard ends with its lease: the release waits for what runs in it elsewhere", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        const scope = yield* Scope.make()
+        const lease = yield* Scope.provide(Lease.hold("job"), scope)
+        const events: Array<string> = []
+        const elsewhere = yield* Effect.never.pipe(
+          Effect.onInterrupt(() => Effect.sync(() => events.push(`ended before release: ${log.length === 1}`))),
+          lease.guard,
+          Effect.forkChild({ startImmediately: true })
+        )
+        yield* Scope.close(scope, Exit.void)
+        assert.deepStrictEqual(events, ["ended before release: true"])
+        yield* Fiber.await(elsewhere)
+        assert.isTrue(Exit.hasInterrupts(yield* Effect.exit(lease.guard(Effect.void))))
+        assert.strictEqual(Duration.toMillis(yield* lease.window), 0)
+      }).pipe(intercepted))
+
+    test("work that is still under way when its layer closes is released first", () =>
+      Effect.gen(function*() {
+        const running = yield* Deferred.make<void>()
+        // As in a program that forks its workers, and is interrupted by a signal.
+        const program = yield* Effect.gen(function*() {
+          yield* Effect.forkChild(
+            Worker.run("job", () => Effect.andThen(Deferred.succeed(running, undefined), Effect.never))
+          )
+          return yield* Effect.never
+        }).pipe(a, Effect.forkChild)
+        yield* Deferred.await(running)
+        yield* Fiber.interrupt(program)
+        const { prior } = yield* b(Lease.acquire("job"))
+        assert.deepStrictEqual([prior.exit, prior.termsWithoutProgress], ["abandoned", 0])
+      }).pipe(onTestBackend))
 
     test("an operation of a lost lease stays interruptible, even in an uninterruptible region", () =>
       Effect.gen(function*() {

@@ -319,7 +319,15 @@ export const make = Effect.fnUntraced(function*(
             const jitter = yield* Random.nextBetween(1, contendedWithin / (contendedTries + 1))
             // A row that stays so is pinned by a fenced transaction, which may last.
             yield* restore(pause(wait ? jitter * 2 ** Math.min(contended, 10) : jitter, wakeup ?? noWakeup))
+            continue
           }
+          default:
+            return yield* new BackendError({
+              operation: "acquire",
+              workId,
+              outcome: "unknown",
+              reason: new Other({ why: `the backend gave an answer that is none: ${JSON.stringify(reply)}` })
+            })
         }
       }
     }))
@@ -550,7 +558,7 @@ export const make = Effect.fnUntraced(function*(
     const settleReply = (reply: Backend.TermReply) =>
       Effect.suspend(() => {
         if (reply._tag === "Fenced" || reply._tag === "Expired") term.lose(term.refusal(reply))
-        return term.loss ? noReturn : Effect.void
+        return term.loss ? noReturn(term) : Effect.void
       })
 
     /** Lets an operation begin: one of a lost lease does not return, and one after the work's end is a mistake. */
@@ -563,7 +571,7 @@ export const make = Effect.fnUntraced(function*(
             )
           )
         }
-        return term.loseIfExhausted() ? noReturn : operation()
+        return term.loseIfExhausted() ? noReturn(term) : operation()
       })
 
     const lease: Lease<any> = {
@@ -595,7 +603,7 @@ export const make = Effect.fnUntraced(function*(
               return Effect.flatMap(term.codec.encode(state), (stored) => endHere(term, Option.some(stored)))
             }
             return checkpointTerm(term, state, true).pipe(
-              Effect.catchTag("BackendError", (error) => term.loseIfExhausted() ? noReturn : Effect.fail(error)),
+              Effect.catchTag("BackendError", (error) => term.loseIfExhausted() ? noReturn(term) : Effect.fail(error)),
               Effect.flatMap(settleReply),
               Effect.andThen(Effect.suspend(() => mayYield() ? endHere(term, Option.none()) : Effect.void))
             )
@@ -660,6 +668,7 @@ export const make = Effect.fnUntraced(function*(
       })
     )
     term.ended = true
+    term.interrupted()
     yield* Scope.close(fibers, Exit.void)
     term.loseIfExhausted()
     if (term.loss !== undefined) {

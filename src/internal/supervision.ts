@@ -38,7 +38,9 @@ export const supervise = <A, E, R>(
         return Effect.exit(restore(Deferred.await(over))).pipe(
           Effect.andThen(Effect.suspend(() => {
             unsubscribe()
-            return fiber.pollUnsafe() === undefined ? Fiber.interrupt(fiber) : Effect.void
+            if (fiber.pollUnsafe() !== undefined) return Effect.void
+            if (term.stopped) term.interrupted()
+            return Fiber.interrupt(fiber)
           })),
           Effect.andThen(Fiber.await(fiber))
         )
@@ -87,7 +89,7 @@ export const howToLeave = (term: Term, exit: Exit.Exit<unknown, unknown>): {
 /** Ends the work at a safe point: its guard interrupts it, and the calling fiber stops here even without one. */
 export const endHere = (term: Term, state: Option.Option<Backend.Stored>): Effect.Effect<never> =>
   Effect.suspend(() => {
-    if (term.loss !== undefined) return noReturn
+    if (term.loss !== undefined) return noReturn(term)
     // Without effect where the work has ended already: in a transaction that has committed since, say.
     term.handOff(state)
     return stopHere
@@ -95,8 +97,14 @@ export const endHere = (term: Term, state: Option.Option<Backend.Stored>): Effec
 
 export const stopHere: Effect.Effect<never> = Effect.withFiber((fiber) => {
   fiber.interruptUnsafe(fiber.id)
-  return noReturn
+  return Effect.interruptible(Effect.never)
 })
 
-/** Interruptible even in an uninterruptible region, so that nothing outlives a lost lease by catching its errors. */
-export const noReturn: Effect.Effect<never> = Effect.interruptible(Effect.never)
+/**
+ * Waits for the interruption that a loss brings. It is interruptible even in
+ * an uninterruptible region, so that nothing outlives a lost lease by catching
+ * its errors; and once the work is being interrupted, it ends fibers that the
+ * interruption does not reach, such as the children of such a region.
+ */
+export const noReturn = (term: Term): Effect.Effect<never> =>
+  Effect.andThen(Effect.interruptible(Deferred.await(term.interrupting)), stopHere)

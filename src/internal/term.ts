@@ -66,6 +66,8 @@ export class Term implements Backend.Term {
   private leavingNow = false
   /** Whether its work has ended. What still uses its lease then is a mistake. */
   ended = false
+  /** Completes when its work begins to be interrupted, and when it has ended. */
+  readonly interrupting = Deferred.makeUnsafe<void>()
   /** The work that runs under it. */
   readonly running = new Set<Fiber.Fiber<unknown, unknown>>()
 
@@ -150,6 +152,10 @@ export class Term implements Backend.Term {
   leave(): void {
     this.leavingNow = true
     this.stop()
+  }
+
+  interrupted(): void {
+    Deferred.doneUnsafe(this.interrupting, Effect.void)
   }
 
   overrun(): void {
