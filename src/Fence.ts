@@ -45,7 +45,7 @@ import * as Exit from "effect/Exit"
 import { dual } from "effect/Function"
 import * as Option from "effect/Option"
 import type * as Backend from "./Backend.ts"
-import { noReturn, settleExit, stopHere } from "./internal/supervision.ts"
+import { noReturn, settleExit, stopHere, supervise } from "./internal/supervision.ts"
 import { type Term, termOf } from "./internal/term.ts"
 import * as Lease from "./Lease.ts"
 import { type BackendError, Fenced, LeaseExpired, type LeaseLost } from "./LeaseError.ts"
@@ -151,7 +151,10 @@ const fenced = <A, EX, R>(
       }
     )
     // A loss ends the work of a held lease here already, so that the transaction is rolled back also without a guard.
-    return (held === undefined ? transacted : held.guard(transacted)).pipe(
+    const guarded = Effect.uninterruptibleMask((restore) =>
+      Effect.flatMap(supervise(term, transacted, restore, false), (exit) => settleExit(term, exit))
+    )
+    return (held === undefined ? transacted : guarded).pipe(
       Effect.catchCause((cause): Effect.Effect<A, EX | BackendError | Fenced | LeaseExpired> => {
         const failure = Option.getOrUndefined(Cause.findErrorOption(cause))
         const refused = term.refused ?? (isRefusal(failure, term) ? failure : undefined)

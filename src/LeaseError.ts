@@ -278,7 +278,7 @@ export class Unreachable
   extends Schema.TaggedError<Unreachable>("worklease/Backend/Unreachable")("Unreachable", fields)
 {
   override get message(): string {
-    return "the backend cannot be reached. Check that it runs and accepts connections"
+    return "the backend cannot be reached. Check that it runs, accepts connections, and has the database"
   }
 }
 

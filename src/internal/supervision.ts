@@ -20,7 +20,9 @@ export type Restore = <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect
 export const supervise = <A, E, R>(
   term: Term,
   work: Effect.Effect<A, E, R>,
-  restore: Restore
+  restore: Restore,
+  /** Whether the caller ends with it, so that fibers which its interruption does not reach have to end, too. */
+  isGuard = true
 ): Effect.Effect<Exit.Exit<A, E>, never, R> =>
   Effect.suspend(() => {
     if (term.stopped || term.loseIfExhausted()) return Effect.succeed(Exit.interrupt())
@@ -39,7 +41,7 @@ export const supervise = <A, E, R>(
           Effect.andThen(Effect.suspend(() => {
             unsubscribe()
             if (fiber.pollUnsafe() !== undefined) return Effect.void
-            if (term.stopped) term.interrupted()
+            if (isGuard && term.stopped) term.interrupted()
             return Fiber.interrupt(fiber)
           })),
           Effect.andThen(Fiber.await(fiber))

@@ -1266,9 +1266,6 @@ const toBackendError = (operation: string, error: SqlError.SqlError): BackendErr
   const { reason } = error
   const cause = withoutRow(reason.cause)
   const code = codeOf(error)
-  if (code === "3D000") {
-    return backendError(operation, "rejected", new Other({ cause, why: "its database does not exist" }))
-  }
   if (Predicate.isTagged(reason, "AuthenticationError")) {
     return backendError(operation, "rejected", new PermissionDenied({ cause }))
   }
