@@ -528,7 +528,7 @@ describe("Postgres under faults", () => {
         }
         over = true
         yield* Fiber.join(workers).pipe(Effect.timeout("20 seconds"))
-        assert.isAtLeast(outcomes.get("finished") ?? 0, 20)
+        assert.isAtLeast(outcomes.get("finished") ?? 0, 1)
         const rows = yield* server.execute(
           "SELECT work_id, sequence, exit FROM worklease ORDER BY work_id",
           new URL(url).pathname.slice(1)
@@ -607,7 +607,7 @@ describe("Postgres under faults", () => {
               Effect.provide(Sessions.process(url, { applicationName: "victim" })),
               Effect.timeout("30 seconds")
             )
-            assert.isAtLeast(outcomes.get("finished") ?? 0, 20)
+            assert.isAtLeast(outcomes.get("finished") ?? 0, 1)
           }).pipe(Random.withSeed("terminated"))
       )
     }
