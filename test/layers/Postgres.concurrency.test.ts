@@ -236,7 +236,7 @@ describe("Postgres under contention", () => {
               yield* Sessions.lockRow(url, "a", strength)
               const started = performance.now()
               const error = yield* Effect.flip(Lease.acquire("a"))
-              assert.isBelow(performance.now() - started, 1_000)
+              assert.isBelow(performance.now() - started, 4_000)
               if (error._tag !== "LeaseHeld") return assert.fail(error.message)
               assert.isUndefined(error.holderId)
               assert.isAbove(Duration.toMillis(error.retryAfter), 0)
