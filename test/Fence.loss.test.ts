@@ -193,6 +193,8 @@ describe("Fence after a loss", () => {
         )
         yield* pause(200)
         assert.deepStrictEqual(returned, [])
+        // Whoever holds a lease without a guard is not interrupted either.
+        assert.deepStrictEqual([fiber.pollUnsafe(), again.pollUnsafe()], [undefined, undefined])
         yield* Fiber.interrupt(again)
         yield* Fiber.interrupt(fiber)
       }).pipe(Effect.scoped, Effect.provide(a))

@@ -122,7 +122,9 @@ export const suite = <R, E>(name: string, options: Options<R, E>): void => {
       describe("batches", () => batches(rules))
       describe("names and bytes", () => namesAndBytes(rules))
       describe("lists", () => lists(rules))
-      describe("sweeps (I2)", () => sweeps(rules))
+      if (options.advance !== undefined) {
+        describe("sweeps (I2)", () => sweeps(rules))
+      }
       describe("wake-ups", () => wakeups(rules))
       if (options.lock !== undefined) {
         describe("rows that somebody else has locked (I10)", () => locks(rules))
@@ -256,7 +258,7 @@ const taking = ({ rule, whenStanding }: Rules) => {
     let holding = 0
     const race = Effect.fnUntraced(function*(holderId: string) {
       let terms = 0
-      while (terms < 8) {
+      while (terms < 4) {
         const reply = yield* acquire(workId, holderId)
         if (reply._tag === "Acquired") {
           terms++
@@ -269,12 +271,12 @@ const taking = ({ rule, whenStanding }: Rules) => {
           yield* eventually("the term ends", Effect.map(end(term), (_) => _._tag === "Done"))
         } else {
           assert.include(["Held", "Contended"], reply._tag)
-          yield* live(Effect.sleep("1 millis"))
+          yield* live(Effect.sleep("2 millis"))
         }
       }
     })
     yield* Effect.forEach(Array.from({ length: 8 }, (_, i) => `holder-${i}`), race, { concurrency: "unbounded" })
-    assert.strictEqual(tokens.length, 64)
+    assert.strictEqual(tokens.length, 32)
     assertIncreasing(tokens)
   })
 }
@@ -598,24 +600,22 @@ const operationsOfTerm = ({ rule, whenTravelling }: Rules) => {
   }
 
   for (const [situation, { arrange, column, when = rule }] of Object.entries(situations)) {
-    describe(`with ${situation}`, () => {
-      for (const [name, [operation, ...columnAnswers]] of Object.entries(table)) {
-        const answer = columnAnswers[columns.indexOf(column)]
-        const isRepeated = column === (name === "forget" ? "forgotten" : "finished")
-        if (answer === "Done" && name !== "read" && !isRepeated) {
-          when(`${name} answers Done`, function*() {
-            const term = yield* arrange(yield* takeWithState("one"))
-            yield* answers("Done", operation(term))
-          })
-        } else {
-          when(`${name} answers ${answer}, and changes nothing`, function*() {
-            const a = yield* takeWithState("one")
-            const term = yield* arrange(a)
-            yield* unchanged(a.workId, unchanged(term.workId, answers(answer, operation(term))))
-          })
-        }
+    for (const [name, [operation, ...columnAnswers]] of Object.entries(table)) {
+      const answer = columnAnswers[columns.indexOf(column)]
+      const isRepeated = column === (name === "forget" ? "forgotten" : "finished")
+      if (answer === "Done" && name !== "read" && !isRepeated) {
+        when(`${name}, with ${situation}: Done`, function*() {
+          const term = yield* arrange(yield* takeWithState("one"))
+          yield* answers("Done", operation(term))
+        })
+      } else {
+        when(`${name}, with ${situation}: ${answer}, and nothing changes`, function*() {
+          const a = yield* takeWithState("one")
+          const term = yield* arrange(a)
+          yield* unchanged(a.workId, unchanged(term.workId, answers(answer, operation(term))))
+        })
       }
-    })
+    }
   }
 }
 
@@ -1304,7 +1304,7 @@ const batches = ({ rule }: Rules) => {
     const { ttl } = yield* Store
     const backend = yield* Backend.Backend
     const prefix = yield* freshId
-    const workIds = Array.from({ length: 200 }, (_, i) => `${prefix}/${i}`)
+    const workIds = Array.from({ length: 600 }, (_, i) => `${prefix}/${i}`)
     const crossing = <A, B>(items: ReadonlyArray<A>, send: (items: NonEmptyReadonlyArray<A>, i: number) => B) =>
       Array.from(
         { length: 8 },
@@ -1419,7 +1419,7 @@ const namesAndBytes = ({ rule }: Rules) => {
     for (const [i, holderId] of holderIds.entries()) {
       const a = yield* take(yield* freshId, holderId)
       const other = holderIds[(i + 1) % holderIds.length]
-      yield* fenced({ ...a, holderId: other })
+      yield* answers("Fenced", renew({ ...a, holderId: other }))
       const refused = yield* answers("Held", acquire(a.workId, other))
       assert.strictEqual(refused.holderId, holderId)
       assert.strictEqual((yield* record(a.workId))?.holderId, holderId)
