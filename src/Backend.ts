@@ -228,7 +228,7 @@ export interface LeaseRecord {
     readonly expiresAt: number
   }>
   readonly state: Option.Option<Stored>
-  /** What the next holder would be told. */
+  /** What the current holder was told; where nobody holds it, what the next one would be told. */
   readonly termsWithoutProgress: number
 }
 
