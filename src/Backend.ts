@@ -44,6 +44,7 @@ export type ExitMode = "finished" | "abandoned" | "retired" | "yielded"
 export interface Stored {
   /** The version of the checkpoint that wrote it: a positive integer of 32 bits. */
   readonly version: number
+  /** Whoever is given them owns them: nobody else writes to them any more. */
   readonly bytes: Uint8Array
 }
 
@@ -326,9 +327,15 @@ export class Backend extends Context.Service<Backend, {
   /**
    * Subscribes to hints that a work ID may have become free; the inner effect
    * waits for the next one. Correctness never depends on them.
+   *
+   * The first one comes once the subscription stands, since the work ID may
+   * have become free before; further ones come whenever it becomes free, and
+   * whenever that may have been missed. Subscribing does not wait for the
+   * store, and nothing fails: as long as the store cannot be reached, there
+   * are no hints.
    */
   readonly wakeups: Option.Option<
-    (workId: string) => Effect.Effect<Effect.Effect<void>, BackendError, Scope.Scope>
+    (workId: string) => Effect.Effect<Effect.Effect<void>, never, Scope.Scope>
   >
 
   readonly transaction: Option.Option<Transaction>

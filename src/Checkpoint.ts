@@ -119,9 +119,10 @@ export const make = <S extends Schema.Constraint>(
 export const bytes = (options?: Options): Checkpoint<Uint8Array> =>
   fromCodec({
     decode: (_, stored) => Effect.succeed(stored.bytes),
+    // The caller keeps its array, and may write to it.
     encode: (workId, state) =>
       state instanceof Uint8Array
-        ? Effect.succeed(state)
+        ? Effect.succeed(state.slice())
         : Effect.fail(new CheckpointEncodeError({ workId, issue: "Expected a Uint8Array" }))
   }, options)
 

@@ -59,11 +59,17 @@ export const codecOf = (work: Work.Input, context: Context.Context<never>): Code
     }
   }
   // What the codec needs is taken from where the lease was taken; what changes since, from where it is used.
+  // Merged once for each: a fiber's context rarely changes between two checkpoints.
+  let seen = context
+  let merged = context
   const provide = <A, E>(effect: Effect.Effect<A, E, any>): Effect.Effect<A, E> =>
-    Effect.updateContext(
-      effect as Effect.Effect<A, E>,
-      (current: Context.Context<never>) => Context.merge(context, current)
-    )
+    Effect.updateContext(effect as Effect.Effect<A, E>, (current: Context.Context<never>) => {
+      if (current !== seen) {
+        seen = current
+        merged = Context.merge(context, current)
+      }
+      return merged
+    })
   return {
     encode: (state) => provide(checkpoint.encode(workId, state as never)),
     decode: (stored) => Effect.asSome(provide(checkpoint.decode(workId, stored)))

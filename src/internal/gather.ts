@@ -1,6 +1,6 @@
 /**
  * Gathers the operations of concurrent fibers into batches: while statements
- * are in flight, the next batch forms. There are no timers, so a lone
+ * are in flight, the next batch forms. No batch waits for company, so a lone
  * operation is sent at once.
  *
  * Batches run in fibers that the layer owns, never in the caller's: a caller
@@ -10,12 +10,12 @@
 
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Cause from "effect/Cause"
-import * as Deferred from "effect/Deferred"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
-import type * as Fiber from "effect/Fiber"
 import type { Batch } from "../Backend.ts"
 import { BackendError, Other, TimedOut } from "../LeaseError.ts"
+import type { Deadline, Deadlines, Run } from "./deadlines.ts"
+import type { Turn } from "./turn.ts"
 
 /** The most items in one batch. Larger ones make heap-only updates rarer on PostgreSQL. */
 const maxBatchSize = 500
@@ -30,8 +30,11 @@ const maxBatchBytes = 2 * 1024 * 1024
  */
 const maxInFlight = 2
 
-/** Runs an effect in a fiber that the layer owns. */
-export type Run = (effect: Effect.Effect<void>) => Fiber.Fiber<void>
+/** How many milliseconds a few wait for the statement of many. */
+const patience = 10
+
+/** From how many that wait on an idle system the first batch takes half, so that the other half is not idle meanwhile. */
+const worthHalving = 64
 
 /** One operation on its way. */
 export interface Entry<out Reply> {
@@ -40,33 +43,47 @@ export interface Entry<out Reply> {
   readonly withdraw: () => boolean
 }
 
-export interface Gather<in Request, out Reply> {
-  /**
-   * Queues one operation, which may take `timeout` milliseconds from now. One
-   * that is no longer wanted when its turn comes is dropped.
-   */
-  readonly offer: (request: Request, timeout: number, isWanted?: () => boolean) => Entry<Reply>
+export interface Options {
+  /** The milliseconds that it may take, from when its turn has come. */
+  readonly timeout: number
+  /** Whose operations are sent one after the other. */
+  readonly turn?: Turn | undefined
+  /** Whether it is still to be sent when its turn has come. */
+  readonly isWanted?: (() => boolean) | undefined
 }
 
-interface Pending<Request, Reply> extends Entry<Reply> {
+export interface Gather<in Request, out Reply> {
+  /** Sends one operation, and takes it back when its caller is interrupted before it was sent. */
+  readonly send: (request: () => Request, options: Options) => Effect.Effect<Reply, BackendError>
+  /** Queues one operation. */
+  readonly offer: (request: Request, options: Options) => Entry<Reply>
+}
+
+interface Pending<out Request, in out Reply> {
   readonly request: Request
   readonly timeout: number
   readonly isWanted: (() => boolean) | undefined
-  readonly deferred: Deferred.Deferred<Reply, BackendError>
+  deadline: Deadline | undefined
   sent: boolean
+  answer: Effect.Effect<Reply, BackendError> | undefined
+  /** Whoever waits for the answer. */
+  resume: ((answer: Effect.Effect<Reply, BackendError>) => void) | undefined
 }
 
 export const make = <Request extends { readonly workId: string }, Reply>(options: {
   readonly operation: string
   readonly send: Batch<Request, Reply>
   readonly run: Run
+  readonly deadlines: Deadlines
   /** The bytes that count for a batch's size. */
   readonly sizeOf?: (request: Request) => number
 }): Gather<Request, Reply> => {
-  const { operation, run } = options
-  let queue: Array<Pending<Request, Reply>> = []
-  let inFlight = 0
+  const { deadlines, operation, run } = options
+  const queue = new Set<Pending<Request, Reply>>()
+  /** The sizes of the batches in flight. */
+  const inFlight: Array<number> = []
   let scheduled = false
+  let impatience: Deadline | undefined
 
   const failed = (
     workId: string,
@@ -74,129 +91,192 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     reason: BackendError["reason"]
   ): BackendError => new BackendError({ operation, workId, outcome, reason })
 
-  const offer: Gather<Request, Reply>["offer"] = (request, timeout, isWanted) => {
-    const deferred = Deferred.makeUnsafe<Reply, BackendError>()
+  const settle = (entry: Pending<Request, Reply>, answer: Effect.Effect<Reply, BackendError>) => {
+    if (entry.answer !== undefined) return
+    entry.answer = answer
+    if (entry.deadline !== undefined) deadlines.cancel(entry.deadline)
+    entry.resume?.(answer)
+  }
+
+  const withdraw = (entry: Pending<Request, Reply>): boolean => {
+    if (entry.sent) return false
+    queue.delete(entry)
+    if (entry.deadline !== undefined) deadlines.cancel(entry.deadline)
+    return true
+  }
+
+  const enqueue = (request: Request, { isWanted, timeout }: Options): Pending<Request, Reply> => {
     const entry: Pending<Request, Reply> = {
       request,
       timeout,
       isWanted,
-      deferred,
+      deadline: undefined,
       sent: false,
-      reply: Effect.timeoutOrElse(Deferred.await(deferred), {
-        duration: timeout,
-        orElse: () => Effect.fail(failed(request.workId, entry.withdraw() ? "rejected" : "unknown", new TimedOut({})))
-      }),
-      withdraw: () => {
-        if (entry.sent) return false
-        const index = queue.indexOf(entry)
-        if (index >= 0) queue.splice(index, 1)
-        return true
-      }
+      answer: undefined,
+      resume: undefined
     }
-    queue.push(entry)
+    queue.add(entry)
     schedule()
+    if (entry.answer === undefined) {
+      entry.deadline = deadlines.set(timeout, () => {
+        const outcome = withdraw(entry) ? "rejected" : "unknown"
+        settle(entry, Effect.fail(failed(request.workId, outcome, new TimedOut({}))))
+      })
+    }
     return entry
   }
 
+  const send: Gather<Request, Reply>["send"] = (request, options) =>
+    Effect.callback((resume) => {
+      const { turn } = options
+      let entry: Pending<Request, Reply> | undefined
+      const answered = (answer: Effect.Effect<Reply, BackendError>) => {
+        turn?.end()
+        resume(answer)
+      }
+      const begin = () => {
+        entry = enqueue(request(), options)
+        if (entry.answer === undefined) entry.resume = answered
+        else answered(entry.answer)
+      }
+      if (turn === undefined) begin()
+      else turn.take(begin)
+      return Effect.sync(() => {
+        if (entry === undefined) return turn!.cancel(begin)
+        entry.resume = undefined
+        withdraw(entry)
+        turn?.end()
+      })
+    })
+
+  const offer: Gather<Request, Reply>["offer"] = (request, options) => {
+    const entry = enqueue(request, options)
+    return {
+      withdraw: () => withdraw(entry),
+      reply: Effect.callback((resume) => {
+        if (entry.answer !== undefined) return resume(entry.answer)
+        entry.resume = resume
+        return Effect.sync(() => {
+          entry.resume = undefined
+        })
+      })
+    }
+  }
+
   const schedule = () => {
-    if (scheduled || queue.length === 0 || inFlight >= maxInFlight) return
+    if (scheduled || queue.size === 0) return
     // An idle system sends at once: under TestClock, an operation is then over before the next sleep is due.
-    if (inFlight === 0) return sendNext()
+    if (inFlight.length === 0) return sendNext()
+    if (inFlight.length >= maxInFlight) return
+    // As many as are on their way are worth a second statement. Fewer wait for the first one, but not if it hangs.
+    if (queue.size < inFlight[0] && impatience === undefined) {
+      impatience = deadlines.set(patience, scheduleSecond)
+    }
+    if (queue.size >= inFlight[0]) scheduleSecond()
+  }
+
+  const scheduleSecond = () => {
+    becomePatient()
+    if (scheduled) return
     scheduled = true
     // Fibers that are ready to run get to add theirs first.
     run(Effect.andThen(
       Effect.yieldNow,
       Effect.sync(() => {
         scheduled = false
-        sendNext()
+        if (inFlight.length < maxInFlight) sendNext()
       })
     ))
+  }
+
+  const becomePatient = () => {
+    if (impatience !== undefined) deadlines.cancel(impatience)
+    impatience = undefined
   }
 
   const sendNext = () => {
-    const batch = takeBatch()
+    becomePatient()
+    const isWorthHalving = inFlight.length === 0 && queue.size >= worthHalving
+    sendUpTo(isWorthHalving ? Math.ceil(queue.size / 2) : queue.size)
+    if (isWorthHalving) sendUpTo(queue.size)
+  }
+
+  const sendUpTo = (limit: number) => {
+    const batch = takeBatch(Math.min(limit, maxBatchSize))
     if (batch === undefined) return
-    inFlight++
+    inFlight.push(batch.length)
     const statement = run(sendBatch(batch))
     if (statement.pollUnsafe() !== undefined) {
       // In a layer that was closed it has not even begun.
-      for (const { deferred, request } of batch) {
+      for (const entry of batch) {
+        if (entry.answer !== undefined) continue
         const closed = new Other({ why: "the layer of Leases was closed. Close it after the work that uses it" })
-        Deferred.doneUnsafe(deferred, Effect.fail(failed(request.workId, "rejected", closed)))
+        settle(entry, Effect.fail(failed(entry.request.workId, "rejected", closed)))
       }
-      return settled()
+      return settled(batch.length)
     }
     // A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever.
-    const timeout = run(Effect.andThen(
-      Effect.sleep(Math.max(...batch.map((entry) => entry.timeout))),
-      Effect.sync(() => {
-        settled()
-        unsubscribe()
-        statement.interruptUnsafe()
-      })
-    ))
+    const deadline = deadlines.set(batch.reduce((longest, { timeout }) => Math.max(longest, timeout), 0), () => {
+      unsubscribe()
+      settled(batch.length)
+      statement.interruptUnsafe()
+    })
     const unsubscribe = statement.addObserver(() => {
-      timeout.interruptUnsafe()
-      settled()
+      deadlines.cancel(deadline)
+      // Whatever has happened to it, nobody is left waiting.
+      for (const entry of batch) {
+        if (entry.answer !== undefined) continue
+        settle(entry, Effect.fail(failed(entry.request.workId, "unknown", new TimedOut({}))))
+      }
+      settled(batch.length)
     })
   }
 
-  const settled = () => {
-    inFlight--
+  const settled = (size: number) => {
+    inFlight.splice(inFlight.indexOf(size), 1)
     schedule()
   }
 
-  const takeBatch = (): NonEmptyReadonlyArray<Pending<Request, Reply>> | undefined => {
+  const takeBatch = (limit: number): NonEmptyReadonlyArray<Pending<Request, Reply>> | undefined => {
     const workIds = new Set<string>()
     const batch: Array<Pending<Request, Reply>> = []
-    const rest: Array<Pending<Request, Reply>> = []
     let bytes = 0
     for (const entry of queue) {
-      if (entry.isWanted !== undefined && !entry.isWanted()) continue
-      const size = options.sizeOf?.(entry.request) ?? 0
-      const fits = batch.length === 0 || (batch.length < maxBatchSize && bytes + size <= maxBatchBytes)
-      if (fits && !workIds.has(entry.request.workId)) {
-        workIds.add(entry.request.workId)
-        bytes += size
-        entry.sent = true
-        batch.push(entry)
-      } else {
-        rest.push(entry)
+      if (batch.length === limit) break
+      if (entry.isWanted !== undefined && !entry.isWanted()) {
+        queue.delete(entry)
+        continue
       }
+      if (workIds.has(entry.request.workId)) continue
+      bytes += options.sizeOf?.(entry.request) ?? 0
+      if (batch.length > 0 && bytes > maxBatchBytes) break
+      workIds.add(entry.request.workId)
+      queue.delete(entry)
+      entry.sent = true
+      batch.push(entry)
     }
-    queue = rest
     return batch.length === 0 ? undefined : batch as unknown as NonEmptyReadonlyArray<Pending<Request, Reply>>
   }
 
   const sendBatch = (batch: NonEmptyReadonlyArray<Pending<Request, Reply>>): Effect.Effect<void> =>
-    Effect.suspend(() => options.send(batch.map((entry) => entry.request) as unknown as NonEmptyReadonlyArray<Request>))
-      .pipe(
-        Effect.exit,
-        Effect.flatMap((exit) => {
-          if (batch.length > 1 && isRefusedWhole(exit)) {
-            return Effect.forEach(
-              batch.filter(({ isWanted }) => isWanted === undefined || isWanted()),
-              (entry) => sendBatch([entry]),
-              { discard: true }
-            )
-          }
-          for (let i = 0; i < batch.length; i++) {
-            Deferred.doneUnsafe(batch[i].deferred, answer(batch[i].request.workId, exit, i))
-          }
-          return Effect.void
-        }),
-        // Whatever happens to this fiber, nobody is left waiting.
-        Effect.onInterrupt(() =>
-          Effect.sync(() => {
-            for (const entry of batch) {
-              Deferred.doneUnsafe(
-                entry.deferred,
-                Effect.fail(failed(entry.request.workId, "unknown", new TimedOut({})))
-              )
-            }
-          })
+    Effect.flatMap(
+      Effect.exit(
+        Effect.suspend(() =>
+          options.send(batch.map(({ request }) => request) as unknown as NonEmptyReadonlyArray<Request>)
         )
-      )
+      ),
+      (exit) => {
+        if (batch.length > 1 && isRefusedWhole(exit)) {
+          return Effect.forEach(
+            batch.filter(({ isWanted }) => isWanted === undefined || isWanted()),
+            (entry) => sendBatch([entry]),
+            { discard: true }
+          )
+        }
+        for (let i = 0; i < batch.length; i++) settle(batch[i], answer(batch[i].request.workId, exit, i))
+        return Effect.void
+      }
+    )
 
   const answer = (
     workId: string,
@@ -219,7 +299,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     return Effect.fail(failed(workId, "unknown", new TimedOut({})))
   }
 
-  return { offer }
+  return { send, offer }
 }
 
 /** The whole batch was refused for a reason that may lie with one item: each is then sent by itself. */

@@ -3,7 +3,6 @@
  */
 
 import type { NonEmptyReadonlyArray } from "effect/Array"
-import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
 import * as SecureRandom from "effect/crypto/SecureRandom"
 import * as Deferred from "effect/Deferred"
@@ -11,7 +10,6 @@ import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
-import * as FiberSet from "effect/FiberSet"
 import * as Option from "effect/Option"
 import * as Random from "effect/Random"
 import * as Scope from "effect/Scope"
@@ -20,6 +18,8 @@ import type { AcquireOptions, HoldOptions, LayerOptions, Lease, Leases, Prior, T
 import {
   BackendError,
   type CheckpointDecodeError,
+  type CheckpointEncodeError,
+  type CheckpointTooLarge,
   Fenced,
   InvalidConfig,
   type InvalidWorkId,
@@ -34,10 +34,13 @@ import {
 import * as Renewal from "../Renewal.ts"
 import type * as Work from "../Work.ts"
 import { type Codec, codecOf, decodePrior, decodeState, encodeFinal } from "./codec.ts"
+import { Deadlines, makeRun } from "./deadlines.ts"
 import * as Gather from "./gather.ts"
+import { Keeper } from "./keeper.ts"
 import { resend } from "./resend.ts"
 import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
 import { makeToken, Term, termOf } from "./term.ts"
+import type { Turn } from "./turn.ts"
 import * as Window from "./window.ts"
 import { faultOf, validate } from "./workId.ts"
 
@@ -51,8 +54,6 @@ type TakeError = InvalidWorkId | Quarantined | BackendError | LeaseHeld | Checkp
 interface Supervised {
   readonly term: Term
   readonly lease: Lease<any>
-  /** Holds the fibers that renew and watch. Closing it stops and joins them. */
-  readonly fibers: Scope.Closeable
   /** How its one release went, once that has begun. */
   left: Deferred.Deferred<void, LeaseLost | BackendError> | undefined
 }
@@ -63,12 +64,6 @@ const expiryJitter = 25
 /** How often and within how many milliseconds a fail-fast acquire asks again for a row that is changing. */
 const contendedTries = 3
 const contendedWithin = 20
-
-/** The longest sleep of the watch: the monotonic clock, which timers follow, may have stood still meanwhile. */
-const watchInterval = 1000
-
-/** What a remainder of arithmetic is rounded up to: a sleep that no clock can tell from none would never end a wait. */
-const shortestSleep = 0.001
 
 export const make = Effect.fnUntraced(function*(
   options: LayerOptions
@@ -89,24 +84,27 @@ export const make = Effect.fnUntraced(function*(
 
   const backend = yield* Backend.Backend
   const clock = yield* Clock.Clock
-  const run: Gather.Run = yield* FiberSet.makeRuntime<never>()
+  const run = makeRun(yield* Effect.context(), yield* Scope.fork(yield* Effect.scope, "parallel"))
+  const deadlines = new Deadlines(clock, run)
   const live = new Set<Supervised>()
   // Work that is still under way when the layer closes ends here, for afterwards nothing can be released any more.
   yield* Effect.addFinalizer(() =>
     Effect.forEach([...live], (supervised) => endBeforeClosing(supervised), { concurrency: "unbounded", discard: true })
   )
-  const acquires = Gather.make({ operation: "acquire", send: backend.acquire, run })
-  const renewals = Gather.make({ operation: "renew", send: backend.renew, run })
+  const acquires = Gather.make({ operation: "acquire", send: backend.acquire, run, deadlines })
+  const renewals = Gather.make({ operation: "renew", send: backend.renew, run, deadlines })
   const checkpoints = Gather.make({
     operation: "checkpoint",
     send: backend.checkpoint,
     run,
+    deadlines,
     sizeOf: ({ state }) => state.bytes.byteLength
   })
   const releases = Gather.make({
     operation: "release",
     send: backend.release,
     run,
+    deadlines,
     sizeOf: ({ state }) => Option.match(state, { onNone: () => 0, onSome: ({ state }) => state.bytes.byteLength })
   })
 
@@ -122,34 +120,29 @@ export const make = Effect.fnUntraced(function*(
     return () => 2 * timeoutOf(policy) - Window.elapsedMillis(clock, start)
   }
 
-  /** Queues an operation, and takes it back when its caller is interrupted before it was sent. */
-  const sent = <Request, Reply>(
-    gather: Gather.Gather<Request, Reply>,
-    request: Request,
-    policy: Renewal.Policy,
-    isWanted?: () => boolean
-  ): Effect.Effect<Reply, BackendError> =>
-    Effect.suspend(() => {
-      const entry = gather.offer(request, timeoutOf(policy), isWanted)
-      return Effect.onInterrupt(entry.reply, () => Effect.sync(entry.withdraw))
-    })
-
   /** An operation that is not gathered. It is sent in fibers that the layer owns, too. */
   const single = <Reply extends { readonly _tag: string }>(
     operation: string,
     workId: string,
     policy: Renewal.Policy,
-    send: Effect.Effect<Reply, BackendError>
+    send: Effect.Effect<Reply, BackendError>,
+    turn?: Turn
   ) =>
     Effect.suspend(() => {
       const alone = Gather.make<{ readonly workId: string }, Reply>({
         operation,
         send: () => Effect.map(send, (reply): NonEmptyReadonlyArray<Reply> => [reply]),
-        run
+        run,
+        deadlines
       })
       return Effect.andThen(
         refuseInsideExclusive(operation, workId),
-        resend(sent(alone, { workId }, policy), { operation, workId, persistent: false, remaining: budget(policy) })
+        resend(alone.send(() => ({ workId }), { timeout: timeoutOf(policy), turn }), {
+          operation,
+          workId,
+          persistent: false,
+          remaining: budget(policy)
+        })
       )
     })
 
@@ -157,6 +150,11 @@ export const make = Effect.fnUntraced(function*(
     onNone: () => Effect.succeedNone,
     onSome: (transaction) => Effect.map(transaction.isOpen, (open) => open ? Option.some(transaction) : Option.none())
   })
+
+  const inTransaction = <A, E>(
+    f: (transaction: Option.Option<Backend.Transaction>) => Effect.Effect<A, E>
+  ): Effect.Effect<A, E> =>
+    Option.isNone(backend.transaction) ? f(backend.transaction) : Effect.flatMap(openTransaction, f)
 
   /** Operations that never join a transaction would wait for the one they are called in, where it is exclusive. */
   const refuseInsideExclusive = (operation: string, workId: string): Effect.Effect<void, BackendError> =>
@@ -182,10 +180,12 @@ export const make = Effect.fnUntraced(function*(
   const releaseTerm = (
     term: Backend.Term & { readonly policy: Renewal.Policy },
     how: Pick<Backend.ReleaseRequest, "exit" | "interrupted" | "state">,
-    remaining = budget(term.policy)
+    remaining = budget(term.policy),
+    turn?: Turn
   ) => {
     const { fencingToken, holderId, workId } = term
-    return resend(sent(releases, { workId, holderId, fencingToken, ...how }, term.policy), {
+    const request = { workId, holderId, fencingToken, ...how }
+    return resend(releases.send(() => request, { timeout: timeoutOf(term.policy), turn }), {
       operation: "release",
       workId,
       persistent: false,
@@ -213,7 +213,7 @@ export const make = Effect.fnUntraced(function*(
       let offers = 0
       const send = Effect.suspend(() => {
         offers++
-        entry = acquires.offer(request, timeoutOf(policy))
+        entry = acquires.offer(request, { timeout: timeoutOf(policy) })
         return entry.reply
       })
       const inTime = budget(policy)
@@ -370,58 +370,60 @@ export const make = Effect.fnUntraced(function*(
     gather: Gather.Gather<Request, Backend.ExtendReply>,
     request: Request,
     supervised: boolean
-  ) =>
-    Effect.suspend(() => {
-      let sentAt = Window.now(clock)
-      const isWanted = supervised ? () => !term.loseIfExhausted() : undefined
-      return resend(
-        Effect.suspend(() => {
-          sentAt = Window.now(clock)
-          return Effect.tapError(sent(gather, request, term.policy, isWanted), (error) =>
-            Effect.sync(() => {
-              term.lastFailure = error
-            }))
-        }),
-        {
-          operation,
-          workId: term.workId,
-          persistent: supervised,
-          remaining: supervised ? () => term.remaining : budget(term.policy)
-        }
-      ).pipe(
-        Effect.tap((reply) =>
-          Effect.sync(() => {
-            if (reply._tag !== "Done") return
-            term.confirm(sentAt)
-            if (Option.isSome(reply.yieldRequest)) term.requestYield(reply.yieldRequest.value)
-          })
-        )
-      )
-    })
+  ) => {
+    let sentAt: Window.Instant
+    const isWanted = supervised ? () => !term.loseIfExhausted() : undefined
+    const send = gather.send(() => {
+      sentAt = Window.now(clock)
+      return request
+    }, { timeout: timeoutOf(term.policy), turn: term.turn, isWanted })
+    return Effect.map(
+      resend(send, {
+        operation,
+        workId: term.workId,
+        persistent: supervised,
+        onFailure: (error) => {
+          term.lastFailure = error
+        },
+        remaining: supervised ? () => term.remaining : budget(term.policy)
+      }),
+      (reply) => {
+        if (reply._tag === "Done") extended(term, sentAt, reply.yieldRequest)
+        return reply
+      }
+    )
+  }
+
+  const extended = (term: Term, sentAt: Window.Instant, yieldRequest: Option.Option<Backend.YieldRequest>) => {
+    term.confirm(sentAt)
+    if (Option.isNone(yieldRequest)) return
+    term.requestYield(yieldRequest.value)
+    keeper.look(term)
+  }
 
   const renewTerm = (term: Term, supervised: boolean) => {
     const { fencingToken, holderId, workId } = term
     const request = { workId, holderId, fencingToken, ttl: term.policy.ttl }
-    return term.permit.withPermit(extend(term, "renew", renewals, request, supervised))
+    return Effect.suspend(() => extend(term, "renew", renewals, request, supervised))
   }
 
-  const checkpointRequest = (term: Term, state: Backend.Stored): Backend.CheckpointRequest => ({
+  const checkpointRequest = (term: Term, state: Backend.Stored, sequence: bigint): Backend.CheckpointRequest => ({
     workId: term.workId,
     holderId: term.holderId,
     fencingToken: term.fencingToken,
     ttl: term.policy.ttl,
-    sequence: ++term.sequence,
+    sequence,
     state
   })
 
-  /** Encodes in turn, too: checkpoints take effect in the order of their calls. */
-  const checkpointTerm = (term: Term, state: unknown, supervised: boolean) =>
-    term.permit.withPermit(
-      Effect.flatMap(
-        term.codec.encode(state),
-        (stored) => extend(term, "checkpoint", checkpoints, checkpointRequest(term, stored), supervised)
-      )
+  /** Takes effect in the order of the calls, however long each of them encodes. */
+  const checkpointTerm = (term: Term, state: unknown, supervised: boolean) => {
+    const sequence = ++term.sequence
+    return Effect.flatMap(
+      term.codec.encode(state),
+      (stored) => extend(term, "checkpoint", checkpoints, checkpointRequest(term, stored, sequence), supervised)
     )
+  }
 
   /** A checkpoint inside an open transaction: in the caller's fiber, once, and counted after the commit. */
   const checkpointJoined = (
@@ -431,7 +433,7 @@ export const make = Effect.fnUntraced(function*(
     onCommit: () => void
   ) =>
     Effect.suspend(() => {
-      const request = checkpointRequest(term, state)
+      const request = checkpointRequest(term, state, ++term.sequence)
       const sentAt = Window.now(clock)
       return backend.checkpoint([request]).pipe(
         Effect.flatMap(([reply]) => reply instanceof BackendError ? Effect.fail(reply) : Effect.succeed(reply)),
@@ -450,8 +452,7 @@ export const make = Effect.fnUntraced(function*(
             return Effect.void
           }
           return transaction.afterCommit(Effect.sync(() => {
-            term.confirm(sentAt)
-            if (Option.isSome(reply.yieldRequest)) term.requestYield(reply.yieldRequest.value)
+            extended(term, sentAt, reply.yieldRequest)
             onCommit()
           }))
         })
@@ -462,57 +463,29 @@ export const make = Effect.fnUntraced(function*(
   // supervision
   // ---------------------------------------------------------------------------
 
-  const renewal = (term: Term): Effect.Effect<void> =>
-    Effect.gen(function*() {
-      while (!term.loseIfExhausted()) {
-        // A checkpoint extends the lease too, so the next renewal is counted from it.
-        const wait = Duration.toMillis(term.policy.renewEvery) - term.sinceConfirmed
-        if (wait > 0) {
-          yield* Effect.sleep(Math.max(wait, shortestSleep))
-          continue
-        }
-        yield* renewTerm(term, true).pipe(
-          Effect.tap((reply) =>
-            Effect.sync(() => {
-              if (reply._tag !== "Done") term.lose(term.refusal(reply))
-            })
-          ),
-          Effect.catch((error) =>
-            Effect.andThen(
-              Effect.logWarning(`Could not renew the lease on ${JSON.stringify(term.workId)}: ${error.message}`),
-              Effect.sleep(Duration.min(term.policy.renewEvery, Duration.seconds(1)))
-            )
+  const keeper = new Keeper({
+    clock,
+    deadlines,
+    run,
+    renew: (term) =>
+      renewTerm(term, true).pipe(
+        Effect.flatMap((reply) =>
+          Effect.sync(() => {
+            if (reply._tag !== "Done") term.lose(term.refusal(reply))
+          })
+        ),
+        Effect.catch((error) =>
+          Effect.andThen(
+            Effect.logWarning(`Could not renew the lease on ${JSON.stringify(term.workId)}: ${error.message}`),
+            Effect.sleep(Duration.min(term.policy.renewEvery, Duration.seconds(1)))
           )
-        )
-      }
-    })
-
-  /** Ends the work when its window does, whether or not the backend answers, or when a handoff's deadline passes. */
-  const watch = (term: Term): Effect.Effect<void> =>
-    Effect.gen(function*() {
-      const yieldRequested = Deferred.await(term.yieldRequested)
-      while (!term.loseIfExhausted()) {
-        const untilDeadline = term.untilYieldDeadline
-        if (untilDeadline <= 0) term.overrun()
-        const sleep = Effect.sleep(
-          Math.max(Math.min(term.remaining, watchInterval, untilDeadline > 0 ? untilDeadline : Infinity), shortestSleep)
-        )
-        yield* untilDeadline === Infinity && !Deferred.isDoneUnsafe(term.yieldRequested)
-          ? Effect.raceFirst(sleep, yieldRequested)
-          : sleep
-      }
-    })
-
-  const background = (effect: Effect.Effect<void>, term: Term, fiber: string, scope: Scope.Scope) =>
-    effect.pipe(
-      Effect.tapCause((cause) =>
-        Cause.hasInterruptsOnly(cause)
-          ? Effect.void
-          : Effect.logError(`The ${fiber} of the lease on ${JSON.stringify(term.workId)} failed`, cause)
-      ),
-      Effect.annotateLogs({ module: "worklease/Lease", fiber }),
-      Effect.forkIn(scope, { startImmediately: true })
-    )
+        ),
+        Effect.tapDefect((defect) =>
+          Effect.logError(`The renewal of the lease on ${JSON.stringify(term.workId)} failed`, defect)
+        ),
+        Effect.annotateLogs({ module: "worklease/Lease", fiber: "renewal" })
+      )
+  })
 
   const take = (
     work: Work.Input,
@@ -525,22 +498,19 @@ export const make = Effect.fnUntraced(function*(
           error._tag === "WindowExhausted" ? new LeaseLost({ workId: error.workId, reason: error }) : error
         )
       )
-      const fibers = yield* Scope.make()
-      yield* background(renewal(term), term, "renewal", fibers)
-      yield* background(watch(term), term, "watch", fibers)
+      keeper.keep(term)
       return yield* supervise(term, decodePrior(term.codec, acquired.prior), restore).pipe(
         Effect.flatMap((exit) => settleExit(term, exit)),
         Effect.map((prior): Supervised => ({
           term,
           lease: heldLease(term, makeToken(term, acquired.expiresAt), prior, options?.yieldAt ?? "checkpoint"),
-          fibers,
           left: undefined
         })),
         Effect.tap((supervised) => Effect.sync(() => live.add(supervised))),
         // The work never started.
         Effect.onError(() =>
           Effect.andThen(
-            Scope.close(fibers, Exit.void),
+            keeper.letGo(term),
             term.loss === undefined || term.loss.reason._tag === "WindowExhausted" ? giveBack(term) : Effect.void
           )
         )
@@ -574,6 +544,16 @@ export const make = Effect.fnUntraced(function*(
         return term.loseIfExhausted() ? noReturn(term) : operation()
       })
 
+    const checkpointed = {
+      onFailure: (error: CheckpointEncodeError | CheckpointTooLarge | BackendError) =>
+        error._tag === "BackendError" && term.loseIfExhausted() ? noReturn(term) : Effect.fail(error),
+      onSuccess: (reply: Exclude<Backend.ExtendReply, { readonly _tag: "Busy" }>) => {
+        if (reply._tag !== "Done") term.lose(term.refusal(reply))
+        if (term.loss !== undefined) return noReturn(term)
+        return mayYield() ? endHere(term, Option.none()) : Effect.void
+      }
+    }
+
     const lease: Lease<any> = {
       [TypeId]: TypeId,
       workId: term.workId,
@@ -589,7 +569,7 @@ export const make = Effect.fnUntraced(function*(
       awaitYieldRequest: Deferred.await(term.yieldRequested),
       checkpoint: (state) =>
         whileHeld(() =>
-          Effect.flatMap(openTransaction, (transaction) => {
+          inTransaction((transaction) => {
             if (Option.isSome(transaction)) {
               const onCommit = () => {
                 if (mayYield()) term.handOff(Option.none())
@@ -602,11 +582,7 @@ export const make = Effect.fnUntraced(function*(
             if (mayYield()) {
               return Effect.flatMap(term.codec.encode(state), (stored) => endHere(term, Option.some(stored)))
             }
-            return checkpointTerm(term, state, true).pipe(
-              Effect.catchTag("BackendError", (error) => term.loseIfExhausted() ? noReturn(term) : Effect.fail(error)),
-              Effect.flatMap(settleReply),
-              Effect.andThen(Effect.suspend(() => mayYield() ? endHere(term, Option.none()) : Effect.void))
-            )
+            return Effect.matchEffect(checkpointTerm(term, state, true), checkpointed)
           })
         ),
       leaveAs: (exit, ...state) =>
@@ -656,7 +632,7 @@ export const make = Effect.fnUntraced(function*(
 
   /** The one release of a supervised term, after its work has ended. Fails as its caller should, if the work did not. */
   const leaveOnce = Effect.fnUntraced(function*(
-    { fibers, term }: Supervised,
+    { term }: Supervised,
     exit: Exit.Exit<unknown, unknown>
   ): Effect.fn.Return<void, LeaseLost | BackendError> {
     // What runs in a guard elsewhere may not outlive the lease.
@@ -669,7 +645,7 @@ export const make = Effect.fnUntraced(function*(
     )
     term.ended = true
     term.interrupted()
-    yield* Scope.close(fibers, Exit.void)
+    yield* keeper.letGo(term)
     term.loseIfExhausted()
     if (term.loss !== undefined) {
       // Whoever was fenced or has expired says nothing more. Who merely ran out of time may still help its successor.
@@ -805,13 +781,16 @@ export const make = Effect.fnUntraced(function*(
         const term = termOf(token)
         return Effect.andThen(refuseInsideExclusive("release", term.workId), encodeFinal(term.codec, state)).pipe(
           Effect.flatMap((state) =>
-            term.permit.withPermit(Effect.suspend(() =>
-              releaseTerm(term, {
+            releaseTerm(
+              term,
+              {
                 exit,
                 interrupted: false,
                 state: Option.map(state, (state) => ({ sequence: ++term.sequence, state }))
-              })
-            ))
+              },
+              budget(term.policy),
+              term.turn
+            )
           ),
           Effect.flatMap((reply) => settleSingle(term, reply))
         )
@@ -820,7 +799,7 @@ export const make = Effect.fnUntraced(function*(
       Effect.suspend(() => {
         const term = termOf(token)
         return Effect.flatMap(
-          term.permit.withPermit(single("forget", term.workId, term.policy, backend.forget(term))),
+          single("forget", term.workId, term.policy, backend.forget(term), term.turn),
           (reply) => reply._tag === "Fenced" ? Effect.fail(new Fenced(term)) : Effect.void
         )
       }),

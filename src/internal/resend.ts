@@ -15,6 +15,8 @@ export interface Options {
   readonly remaining: () => number
   /** Whether an operation that was surely not applied, because the backend was out of reach, is sent again too. */
   readonly persistent: boolean
+  /** Notes each failure. */
+  readonly onFailure?: (error: BackendError) => void
   /** Whether it was sent before, with an unknown outcome. */
   readonly unknown?: boolean
 }
@@ -24,25 +26,40 @@ const pacing = Schedule.min([Schedule.exponential("10 millis"), Schedule.spaced(
 export const resend = <Reply extends { readonly _tag: string }>(
   send: Effect.Effect<Reply, BackendError>,
   options: Options
-): Effect.Effect<Exclude<Reply, { readonly _tag: "Busy" }>, BackendError> =>
+): Effect.Effect<Settled<Reply>, BackendError> =>
+  Effect.matchEffect(send, {
+    onSuccess: (reply) =>
+      isSettled(reply, options.unknown === true) ? Effect.succeed(reply) : sendAgain(send, options, undefined),
+    onFailure: (error) => sendAgain(send, options, error)
+  })
+
+type Settled<Reply> = Exclude<Reply, { readonly _tag: "Busy" }>
+
+/** What is changing the row of an acquire may be an earlier sending of this very attempt. */
+const isSettled = <Reply extends { readonly _tag: string }>(reply: Reply, unknown: boolean): reply is Settled<Reply> =>
+  reply._tag !== "Busy" && !(unknown && reply._tag === "Contended")
+
+/** Goes on after a first sending, which failed or met another transaction. */
+const sendAgain = <Reply extends { readonly _tag: string }>(
+  send: Effect.Effect<Reply, BackendError>,
+  options: Options,
+  failure: BackendError | undefined
+): Effect.Effect<Settled<Reply>, BackendError> =>
   Effect.suspend(() => {
+    const { operation, workId } = options
+    const busy = new BackendError({ operation, workId, outcome: "rejected", reason: new TimedOut({}) })
     let unknown = options.unknown === true
-    const busy = new BackendError({
-      operation: options.operation,
-      workId: options.workId,
-      outcome: "rejected",
-      reason: new TimedOut({})
-    })
-    return send.pipe(
-      Effect.flatMap((reply) =>
-        // What is changing the row of an acquire may be an earlier sending of this very attempt.
-        reply._tag === "Busy" || (unknown && reply._tag === "Contended")
-          ? Effect.fail(busy)
-          : Effect.succeed(reply as Exclude<Reply, { readonly _tag: "Busy" }>)
-      ),
+    let first: Effect.Effect<never, BackendError> | undefined = Effect.fail(failure ?? busy)
+    return Effect.suspend(() => {
+      const known = first
+      first = undefined
+      return known ??
+        Effect.flatMap(send, (reply) => isSettled(reply, unknown) ? Effect.succeed(reply) : Effect.fail(busy))
+    }).pipe(
       Effect.retry({
         schedule: pacing,
         while: (error) => {
+          if (error !== busy) options.onFailure?.(error)
           unknown = unknown || error.outcome === "unknown"
           // Once an attempt may have been applied, a later refusal settles nothing.
           return options.remaining() > 0 &&
@@ -51,12 +68,7 @@ export const resend = <Reply extends { readonly _tag: string }>(
       }),
       Effect.mapError((error) =>
         unknown && error.outcome === "rejected"
-          ? new BackendError({
-            operation: error.operation,
-            workId: options.workId,
-            outcome: "unknown",
-            reason: error.reason
-          })
+          ? new BackendError({ operation: error.operation, workId, outcome: "unknown", reason: error.reason })
           : error
       )
     )

@@ -9,7 +9,6 @@ import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
-import * as Semaphore from "effect/Semaphore"
 import type * as Backend from "../Backend.ts"
 import type { AnyToken, Token } from "../Lease.ts"
 import {
@@ -22,6 +21,7 @@ import {
 } from "../LeaseError.ts"
 import type * as Renewal from "../Renewal.ts"
 import type { Codec } from "./codec.ts"
+import { Turn } from "./turn.ts"
 import * as Window from "./window.ts"
 
 export class Term implements Backend.Term {
@@ -33,7 +33,7 @@ export class Term implements Backend.Term {
   readonly clock: Clock.Clock
 
   /** One operation of a term is in flight at a time. */
-  readonly permit = Semaphore.makeUnsafe(1)
+  readonly turn = new Turn()
   sequence = 0n
 
   readonly lost = Deferred.makeUnsafe<never, LeaseLost>()
@@ -72,6 +72,7 @@ export class Term implements Backend.Term {
   readonly running = new Set<Fiber.Fiber<unknown, unknown>>()
 
   private confirmedAt: Window.Instant
+  private readonly window: number
   private readonly onStop = new Set<() => void>()
 
   constructor(options: {
@@ -90,11 +91,12 @@ export class Term implements Backend.Term {
     this.codec = options.codec
     this.clock = options.clock
     this.confirmedAt = options.confirmedAt
+    this.window = Window.windowMillis(options.policy)
   }
 
   /** The milliseconds left for which the holder may rely on the lease. */
   get remaining(): number {
-    return Window.windowMillis(this.policy) - this.sinceConfirmed
+    return this.window - this.sinceConfirmed
   }
 
   /** The milliseconds since the last operation that succeeded was sent. */

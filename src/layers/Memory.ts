@@ -58,7 +58,7 @@ interface Row {
   holderId: string
   fencingToken: bigint
   attempt: string
-  expiresAt: bigint
+  expiresAt: number
   exit: Backend.ReleaseRequest["exit"] | "forgotten" | undefined
   sequence: bigint
   state: Backend.Stored | undefined
@@ -69,12 +69,12 @@ interface Row {
     readonly fencingToken: bigint
   } | undefined
   priorAttempt: string | undefined
-  yieldRequest: { readonly deadline: bigint | undefined } | undefined
+  yieldRequest: { readonly deadline: number | undefined } | undefined
 }
 
 const maxToken = 2n ** 63n - 1n
 
-const micros = (duration: Duration.Duration): bigint => BigInt(Math.round(Duration.toMillis(duration) * 1000))
+const micros = (duration: Duration.Duration): number => Math.round(Duration.toMillis(duration) * 1000)
 
 const minimumRetention = Duration.hours(1)
 
@@ -84,10 +84,10 @@ const make = Effect.gen(function*() {
   const waiting = new Map<string, Set<Latch.Latch>>()
   let highWaterMark = 0n
 
-  const clockMicros = (): bigint => clock.currentTimeNanosUnsafe() / 1000n
+  const clockMicros = (): number => Number(clock.currentTimeNanosUnsafe() / 1000n)
 
   const batch =
-    <Request, Reply>(answer: (request: Request, now: bigint) => Reply | BackendError): Backend.Batch<Request, Reply> =>
+    <Request, Reply>(answer: (request: Request, now: number) => Reply | BackendError): Backend.Batch<Request, Reply> =>
     (requests) =>
       Effect.sync(() => {
         const now = clockMicros()
@@ -96,7 +96,7 @@ const make = Effect.gen(function*() {
         >
       })
 
-  const isHeld = (row: Row, now: bigint): boolean => row.exit === undefined && row.expiresAt > now
+  const isHeld = (row: Row, now: number): boolean => row.exit === undefined && row.expiresAt > now
 
   const isCurrent = (row: Row | undefined, term: Backend.Term): row is Row =>
     row !== undefined && row.holderId === term.holderId && row.fencingToken === term.fencingToken
@@ -129,7 +129,7 @@ const make = Effect.gen(function*() {
   const acquired = (row: Row): Backend.Acquired => ({
     _tag: "Acquired",
     fencingToken: row.fencingToken,
-    expiresAt: Number(row.expiresAt) / 1000,
+    expiresAt: row.expiresAt / 1000,
     prior: {
       state: stateOf(row),
       term: Option.fromUndefinedOr(row.prior),
@@ -146,7 +146,7 @@ const make = Effect.gen(function*() {
       }
       if (row.priorAttempt === attempt) return { _tag: "AttemptEnded" }
       if (isHeld(row, now)) {
-        return { _tag: "Held", holderId: row.holderId, remaining: Duration.micros(row.expiresAt - now) }
+        return { _tag: "Held", holderId: row.holderId, remaining: Duration.micros(BigInt(row.expiresAt - now)) }
       }
     }
     const previous = row?.fencingToken ?? highWaterMark
@@ -157,7 +157,7 @@ const make = Effect.gen(function*() {
       workId,
       holderId,
       attempt,
-      fencingToken: previous + 1n > now ? previous + 1n : now,
+      fencingToken: previous + 1n > now ? previous + 1n : BigInt(now),
       expiresAt: now + micros(request.ttl),
       exit: undefined,
       sequence: 0n,
@@ -176,15 +176,15 @@ const make = Effect.gen(function*() {
     return acquired(taken)
   })
 
-  const extended = (row: Row, now: bigint): Backend.ExtendReply => ({
+  const extended = (row: Row, now: number): Backend.ExtendReply => ({
     _tag: "Done",
-    expiresAt: Number(row.expiresAt) / 1000,
-    yieldRequest: Option.map(Option.fromUndefinedOr(row.yieldRequest), ({ deadline }) => ({
+    expiresAt: row.expiresAt / 1000,
+    yieldRequest: row.yieldRequest === undefined ? Option.none() : Option.some({
       remaining: Option.map(
-        Option.fromUndefinedOr(deadline),
-        (deadline) => Duration.micros(deadline > now ? deadline - now : 0n)
+        Option.fromUndefinedOr(row.yieldRequest.deadline),
+        (deadline) => Duration.micros(BigInt(Math.max(0, deadline - now)))
       )
-    }))
+    })
   })
 
   const renew = batch<Backend.RenewRequest, Backend.ExtendReply>((request, now) => {
@@ -201,7 +201,7 @@ const make = Effect.gen(function*() {
     if (row.exit !== undefined) return { _tag: "Expired" }
     if (request.sequence > row.sequence) {
       row.sequence = request.sequence
-      row.state = copyOf(request.state)
+      row.state = request.state
     }
     if (request.sequence === row.sequence) row.expiresAt = now + micros(request.ttl)
     return extended(row, now)
@@ -221,7 +221,7 @@ const make = Effect.gen(function*() {
     if (!isHeld(row, now) && !revives) return { _tag: "Expired" }
     if (Option.isSome(request.state) && request.state.value.sequence > row.sequence) {
       row.sequence = request.state.value.sequence
-      row.state = copyOf(request.state.value.state)
+      row.state = request.state.value.state
     }
     row.exit = request.exit
     row.expiresAt = now
@@ -294,7 +294,7 @@ const make = Effect.gen(function*() {
               holderId,
               fencingToken,
               status: exit,
-              expiresAt: Number(row.expiresAt) / 1000
+              expiresAt: row.expiresAt / 1000
             }))
             : row.exit === "forgotten"
             ? Option.none()
@@ -302,7 +302,7 @@ const make = Effect.gen(function*() {
               holderId: row.holderId,
               fencingToken: row.fencingToken,
               status: row.exit ?? (isHeld(row, now) ? "held" : "expired"),
-              expiresAt: Number(row.expiresAt) / 1000
+              expiresAt: row.expiresAt / 1000
             }),
           state: stateOf(row),
           termsWithoutProgress: isHeld(row, now) ? row.termsWithoutProgress : priorOf(row).termsWithoutProgress
@@ -313,7 +313,8 @@ const make = Effect.gen(function*() {
     Effect.map(
       Effect.acquireRelease(
         Effect.sync(() => {
-          const latch = Latch.makeUnsafe(false)
+          // The first hint: it may have become free before.
+          const latch = Latch.makeUnsafe(true)
           const latches = waiting.get(workId) ?? new Set()
           waiting.set(workId, latches.add(latch))
           return latch
@@ -343,10 +344,9 @@ const make = Effect.gen(function*() {
   })
 })
 
-/** The caller keeps its array, and may write to it; and to what it has read. */
-const copyOf = (state: Backend.Stored): Backend.Stored => ({ version: state.version, bytes: state.bytes.slice() })
-
-const stateOf = (row: Row): Option.Option<Backend.Stored> => Option.map(Option.fromUndefinedOr(row.state), copyOf)
+/** A copy, because it becomes the reader's own. */
+const stateOf = (row: Row): Option.Option<Backend.Stored> =>
+  Option.map(Option.fromUndefinedOr(row.state), ({ bytes, version }) => ({ version, bytes: bytes.slice() }))
 
 const utf8Encoder = new TextEncoder()
 

@@ -1,0 +1,134 @@
+/**
+ * Many deadlines on one timer: a process with a hundred thousand leases sleeps
+ * once, until the next of them is due.
+ */
+
+import type * as Clock from "effect/Clock"
+import type * as Context from "effect/Context"
+import * as Effect from "effect/Effect"
+import * as Fiber from "effect/Fiber"
+import type * as Scope from "effect/Scope"
+
+/** Runs an effect in a fiber that the layer owns. */
+export type Run = (effect: Effect.Effect<void>) => Fiber.Fiber<void>
+
+/** Its fibers are interrupted when the scope closes, and nothing begins after that. */
+export const makeRun = (context: Context.Context<never>, scope: Scope.Scope): Run => {
+  const fork = Effect.runForkWith(context)
+  return (effect) => scope.state._tag === "Closed" ? fork(Effect.interrupt) : Fiber.runIn(fork(effect), scope)
+}
+
+export interface Deadline {
+  /** By the monotonic clock, in milliseconds from an origin. */
+  readonly at: number
+  /** How much earlier it may come, in milliseconds, together with another that has slack. */
+  readonly slack: number
+  readonly onDue: () => void
+  /** Where it is in the heap; -1 once it has come or was cancelled. */
+  index: number
+}
+
+/** What a remainder of arithmetic is rounded up to: a sleep that no clock can tell from none would never end a wait. */
+const shortestSleep = 0.001
+
+export class Deadlines {
+  private readonly clock: Clock.Clock
+  private readonly run: Run
+  private readonly origin: bigint
+  /** A binary heap: none is earlier than the one at half its index. */
+  private readonly heap: Array<Deadline> = []
+  private sleeping: { readonly until: number; readonly fiber: Fiber.Fiber<void> } | undefined
+
+  constructor(clock: Clock.Clock, run: Run) {
+    this.clock = clock
+    this.run = run
+    this.origin = clock.monotonicTimeNanosUnsafe()
+  }
+
+  /** Calls back once, `millis` from now, or a little earlier if its slack allows. */
+  set(millis: number, onDue: () => void, slack = 0): Deadline {
+    const deadline: Deadline = { at: this.now() + Math.max(millis, shortestSleep), slack, onDue, index: -1 }
+    this.up(deadline, this.heap.push(deadline) - 1)
+    if (this.sleeping === undefined || deadline.at < this.sleeping.until) this.sleep()
+    return deadline
+  }
+
+  cancel(deadline: Deadline): void {
+    this.remove(deadline)
+    // Without anything to wait for, no timer is left.
+    if (this.heap.length === 0) this.wake()
+  }
+
+  private now(): number {
+    return Number(this.clock.monotonicTimeNanosUnsafe() - this.origin) / 1_000_000
+  }
+
+  private sleep(): void {
+    this.wake()
+    const until = this.heap[0].at
+    const fiber = this.run(
+      Effect.andThen(Effect.sleep(Math.max(until - this.now(), shortestSleep)), Effect.sync(() => this.ring()))
+    )
+    // In a layer that was closed it has not even begun.
+    if (fiber.pollUnsafe() === undefined) this.sleeping = { until, fiber }
+  }
+
+  private wake(): void {
+    const sleeping = this.sleeping
+    this.sleeping = undefined
+    sleeping?.fiber.interruptUnsafe()
+  }
+
+  private ring(): void {
+    this.sleeping = undefined
+    const now = this.now() + shortestSleep
+    try {
+      let isGathering = false
+      for (let next = this.heap[0]; next !== undefined; next = this.heap[0]) {
+        if (next.at > now && !(isGathering && next.at - next.slack <= now)) break
+        isGathering ||= next.slack > 0
+        this.remove(next)
+        next.onDue()
+      }
+    } finally {
+      if (this.heap.length > 0 && this.sleeping === undefined) this.sleep()
+    }
+  }
+
+  private remove(deadline: Deadline): void {
+    const { index } = deadline
+    if (index < 0) return
+    deadline.index = -1
+    const last = this.heap.pop()!
+    if (last === deadline) return
+    if (index > 0 && last.at < this.heap[(index - 1) >> 1].at) this.up(last, index)
+    else this.down(last, index)
+  }
+
+  private up(deadline: Deadline, index: number): void {
+    while (index > 0) {
+      const above = (index - 1) >> 1
+      if (this.heap[above].at <= deadline.at) break
+      this.put(this.heap[above], index)
+      index = above
+    }
+    this.put(deadline, index)
+  }
+
+  private down(deadline: Deadline, index: number): void {
+    while (true) {
+      let below = 2 * index + 1
+      if (below >= this.heap.length) break
+      if (below + 1 < this.heap.length && this.heap[below + 1].at < this.heap[below].at) below++
+      if (this.heap[below].at >= deadline.at) break
+      this.put(this.heap[below], index)
+      index = below
+    }
+    this.put(deadline, index)
+  }
+
+  private put(deadline: Deadline, index: number): void {
+    this.heap[index] = deadline
+    deadline.index = index
+  }
+}

@@ -1,0 +1,31 @@
+/**
+ * Turns: of those that want to do something one after the other, who may begin
+ * now.
+ */
+
+export class Turn {
+  private isTaken = false
+  private readonly waiting = new Array<() => void>()
+
+  /** Calls back when it is the caller's turn: at once, if nobody has it. */
+  take(begin: () => void): void {
+    if (this.isTaken) {
+      this.waiting.push(begin)
+      return
+    }
+    this.isTaken = true
+    begin()
+  }
+
+  /** Gives up waiting. */
+  cancel(begin: () => void): void {
+    this.waiting.splice(this.waiting.indexOf(begin), 1)
+  }
+
+  /** Ends the turn of whoever has it. */
+  end(): void {
+    const next = this.waiting.shift()
+    if (next === undefined) this.isTaken = false
+    else next()
+  }
+}
