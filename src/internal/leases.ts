@@ -37,6 +37,7 @@ import { type Codec, codecOf, decodePrior, decodeState, encodeFinal } from "./co
 import { Deadlines, makeRun } from "./deadlines.ts"
 import * as Gather from "./gather.ts"
 import { Keeper } from "./keeper.ts"
+import * as Lines from "./line.ts"
 import { resend } from "./resend.ts"
 import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
 import { makeToken, Term, termOf } from "./term.ts"
@@ -107,6 +108,8 @@ export const make = Effect.fnUntraced(function*(
     deadlines,
     sizeOf: ({ state }) => Option.match(state, { onNone: () => 0, onSome: ({ state }) => state.bytes.byteLength })
   })
+
+  const lines = Lines.make(clock, backend.wakeups)
 
   // ---------------------------------------------------------------------------
   // sending
@@ -254,10 +257,6 @@ export const make = Effect.fnUntraced(function*(
       )
     })
 
-  /** Waits until the lease may be free: for the time given, or until a hint arrives. */
-  const pause = (millis: number, wakeup: Effect.Effect<void>): Effect.Effect<void> =>
-    Effect.raceFirst(Effect.sleep(Math.min(millis, Duration.toMillis(pollInterval))), wakeup)
-
   const acquireTerm = (
     workId: string,
     policy: Renewal.Policy,
@@ -266,9 +265,25 @@ export const make = Effect.fnUntraced(function*(
     restore: Restore
   ): Effect.Effect<{ readonly term: Term; readonly acquired: Backend.Acquired }, AcquireError> =>
     Effect.scopedWith(Effect.fnUntraced(function*(scope) {
-      let wakeup: Effect.Effect<void> | undefined
+      let line: Lines.Line | undefined
       const askedSince = Window.now(clock)
       let contended = 0
+
+      const standInLine = Effect.gen(function*() {
+        const joined = line = yield* Scope.provide(lines.join(workId), scope)
+        yield* restore(Scope.provide(joined.first, scope))
+        return joined
+      })
+
+      /** Waits until the lease may be free, or until a hint arrives. */
+      const pause = (millis: number, wakeup: Effect.Effect<void>) =>
+        restore(Effect.raceFirst(Effect.sleep(Math.min(millis, Duration.toMillis(pollInterval))), wakeup))
+
+      const waitForExpiry = Effect.fnUntraced(function*({ untilExpiry, wakeup }: Lines.Line) {
+        yield* pause(untilExpiry() + (yield* Random.nextBetween(0, expiryJitter)), wakeup)
+      })
+
+      if (wait && lines.isOpen(workId)) yield* waitForExpiry(yield* standInLine)
       while (true) {
         const { first, reply } = yield* attempt(workId, policy, restore)
         switch (reply._tag) {
@@ -282,6 +297,7 @@ export const make = Effect.fnUntraced(function*(
               clock,
               confirmedAt: first
             })
+            line?.expectHeld(Duration.toMillis(policy.ttl))
             if (term.remaining > 0) return { term, acquired: reply }
             yield* giveBack(term)
             return yield* new WindowExhausted(term)
@@ -300,25 +316,23 @@ export const make = Effect.fnUntraced(function*(
               })
             }
             contended = 0
-            if (wakeup === undefined) {
-              wakeup = yield* subscribe(workId, scope, restore)
-              // It may have become free before the subscription.
-              if (wakeup !== noWakeup) continue
-            }
-            const jitter = yield* Random.nextBetween(0, expiryJitter)
-            yield* restore(pause(Duration.toMillis(reply.remaining) + jitter, wakeup))
+            const joined = line ?? (yield* standInLine)
+            joined.expectHeld(Duration.toMillis(reply.remaining))
+            yield* waitForExpiry(joined)
             continue
           }
           case "Contended": {
             contended++
-            if (!wait) {
-              if (contended > contendedTries || Window.elapsedMillis(clock, askedSince) > contendedWithin) {
-                return yield* new LeaseHeld({ workId, retryAfter: Duration.millis(contendedWithin) })
-              }
-            }
             const jitter = yield* Random.nextBetween(1, contendedWithin / (contendedTries + 1))
-            // A row that stays so is pinned by a fenced transaction, which may last.
-            yield* restore(pause(wait ? jitter * 2 ** Math.min(contended, 10) : jitter, wakeup ?? noWakeup))
+            if (wait) {
+              // A row that stays so is pinned by a fenced transaction, which may last.
+              yield* pause(jitter * 2 ** Math.min(contended, 10), (line ?? (yield* standInLine)).wakeup)
+              continue
+            }
+            if (contended > contendedTries || Window.elapsedMillis(clock, askedSince) > contendedWithin) {
+              return yield* new LeaseHeld({ workId, retryAfter: Duration.millis(contendedWithin) })
+            }
+            yield* pause(jitter, Effect.never)
             continue
           }
           default:
@@ -340,19 +354,6 @@ export const make = Effect.fnUntraced(function*(
       const codec = codecOf(work, yield* Effect.context())
       const policy = options?.policy ?? defaultPolicy
       return yield* acquireTerm(workId, policy, options?.wait === true, codec, restore)
-    })
-
-  const noWakeup = Effect.never
-
-  const subscribe = (workId: string, scope: Scope.Scope, restore: Restore): Effect.Effect<Effect.Effect<void>> =>
-    Option.match(backend.wakeups, {
-      onNone: () => Effect.succeed(noWakeup),
-      onSome: (subscribe) =>
-        Effect.catch(restore(Scope.provide(subscribe(workId), scope)), (error) =>
-          Effect.as(
-            Effect.logDebug("No wake-up hints; the waiting acquire polls", error),
-            noWakeup
-          ))
     })
 
   // ---------------------------------------------------------------------------
