@@ -10,12 +10,15 @@
 
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Cause from "effect/Cause"
+import type * as Clock from "effect/Clock"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
+import * as Option from "effect/Option"
 import type { Batch } from "../Backend.ts"
 import { BackendError, Other, TimedOut } from "../LeaseError.ts"
 import type { Deadline, Deadlines, Run } from "./deadlines.ts"
 import type { Turn } from "./turn.ts"
+import * as Window from "./window.ts"
 
 /** The most items in one batch. Larger ones make heap-only updates rarer on PostgreSQL. */
 const maxBatchSize = 500
@@ -43,42 +46,51 @@ export interface Entry<out Reply> {
   readonly withdraw: () => boolean
 }
 
-export interface Options {
+export interface Options<in Reply> {
   /** The milliseconds that it may take, from when its turn has come. */
   readonly timeout: number
   /** Whose operations are sent one after the other. */
   readonly turn?: Turn | undefined
-  /** Whether it is still to be sent when its turn has come. */
+  /** Whether it is still to be sent when its place in a batch has come. */
   readonly isWanted?: (() => boolean) | undefined
+  /** Notes the reply, with the moment from which it may be counted, before anything follows from it. */
+  readonly onReply?: ((reply: Reply, since: Window.Instant) => void) | undefined
+  readonly onFailure?: ((error: BackendError) => void) | undefined
 }
 
-export interface Gather<in Request, out Reply> {
+export interface Gather<in Request, in out Reply> {
   /** Sends one operation, and takes it back when its caller is interrupted before it was sent. */
-  readonly send: (request: () => Request, options: Options) => Effect.Effect<Reply, BackendError>
+  readonly send: (request: Request, options: Options<Reply>) => Effect.Effect<Reply, BackendError>
   /** Queues one operation. */
-  readonly offer: (request: Request, options: Options) => Entry<Reply>
+  readonly offer: (request: Request, options: Options<Reply>) => Entry<Reply>
 }
 
-interface Pending<out Request, in out Reply> {
+class Pending<out Request, in out Reply> {
   readonly request: Request
-  readonly timeout: number
-  readonly isWanted: (() => boolean) | undefined
+  readonly options: Options<Reply>
+  since: Window.Instant | undefined
   deadline: Deadline | undefined
-  sent: boolean
-  answer: Effect.Effect<Reply, BackendError> | undefined
+  sent = false
+  answer: Exit.Exit<Reply, BackendError> | undefined
   /** Whoever waits for the answer. */
-  resume: ((answer: Effect.Effect<Reply, BackendError>) => void) | undefined
+  resume: ((answer: Exit.Exit<Reply, BackendError>) => void) | undefined
+
+  constructor(request: Request, options: Options<Reply>) {
+    this.request = request
+    this.options = options
+  }
 }
 
 export const make = <Request extends { readonly workId: string }, Reply>(options: {
   readonly operation: string
   readonly send: Batch<Request, Reply>
   readonly run: Run
+  readonly clock: Clock.Clock
   readonly deadlines: Deadlines
   /** The bytes that count for a batch's size. */
   readonly sizeOf?: (request: Request) => number
 }): Gather<Request, Reply> => {
-  const { deadlines, operation, run } = options
+  const { clock, deadlines, operation, run } = options
   const queue = new Set<Pending<Request, Reply>>()
   /** The sizes of the batches in flight. */
   const inFlight: Array<number> = []
@@ -91,7 +103,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     reason: BackendError["reason"]
   ): BackendError => new BackendError({ operation, workId, outcome, reason })
 
-  const settle = (entry: Pending<Request, Reply>, answer: Effect.Effect<Reply, BackendError>) => {
+  const settle = (entry: Pending<Request, Reply>, answer: Exit.Exit<Reply, BackendError>) => {
     if (entry.answer !== undefined) return
     entry.answer = answer
     if (entry.deadline !== undefined) deadlines.cancel(entry.deadline)
@@ -105,44 +117,34 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     return true
   }
 
-  const enqueue = (request: Request, { isWanted, timeout }: Options): Pending<Request, Reply> => {
-    const entry: Pending<Request, Reply> = {
-      request,
-      timeout,
-      isWanted,
-      deadline: undefined,
-      sent: false,
-      answer: undefined,
-      resume: undefined
-    }
+  const enqueue = (entry: Pending<Request, Reply>): void => {
     queue.add(entry)
     schedule()
-    if (entry.answer === undefined) {
-      entry.deadline = deadlines.set(timeout, () => {
-        const outcome = withdraw(entry) ? "rejected" : "unknown"
-        settle(entry, Effect.fail(failed(request.workId, outcome, new TimedOut({}))))
-      })
-    }
-    return entry
+    if (entry.answer !== undefined) return
+    entry.deadline = deadlines.set(entry.options.timeout, () => {
+      const outcome = withdraw(entry) ? "rejected" : "unknown"
+      settle(entry, Exit.fail(failed(entry.request.workId, outcome, new TimedOut({}))))
+    })
   }
 
   const send: Gather<Request, Reply>["send"] = (request, options) =>
     Effect.callback((resume) => {
-      const { turn } = options
-      let entry: Pending<Request, Reply> | undefined
-      const answered = (answer: Effect.Effect<Reply, BackendError>) => {
-        turn?.end()
-        resume(answer)
-      }
+      const { onFailure, onReply, turn } = options
+      const entry = new Pending(request, options)
       const begin = () => {
-        entry = enqueue(request(), options)
-        if (entry.answer === undefined) entry.resume = answered
-        else answered(entry.answer)
+        const since = entry.since = Window.now(clock)
+        entry.resume = (answer) => {
+          if (Exit.isSuccess(answer)) onReply?.(answer.value, since)
+          else if (onFailure !== undefined) Option.map(Exit.findErrorOption(answer), onFailure)
+          turn?.end()
+          resume(answer)
+        }
+        enqueue(entry)
       }
       if (turn === undefined) begin()
       else turn.take(begin)
       return Effect.sync(() => {
-        if (entry === undefined) return turn!.cancel(begin)
+        if (entry.since === undefined) return turn!.cancel(begin)
         entry.resume = undefined
         withdraw(entry)
         turn?.end()
@@ -150,7 +152,8 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     })
 
   const offer: Gather<Request, Reply>["offer"] = (request, options) => {
-    const entry = enqueue(request, options)
+    const entry = new Pending(request, options)
+    enqueue(entry)
     return {
       withdraw: () => withdraw(entry),
       reply: Effect.callback((resume) => {
@@ -211,22 +214,25 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       for (const entry of batch) {
         if (entry.answer !== undefined) continue
         const closed = new Other({ why: "the layer of Leases was closed. Close it after the work that uses it" })
-        settle(entry, Effect.fail(failed(entry.request.workId, "rejected", closed)))
+        settle(entry, Exit.fail(failed(entry.request.workId, "rejected", closed)))
       }
       return settled(batch.length)
     }
     // A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever.
-    const deadline = deadlines.set(batch.reduce((longest, { timeout }) => Math.max(longest, timeout), 0), () => {
-      unsubscribe()
-      settled(batch.length)
-      statement.interruptUnsafe()
-    })
+    const deadline = deadlines.set(
+      batch.reduce((longest, { options }) => Math.max(longest, options.timeout), 0),
+      () => {
+        unsubscribe()
+        settled(batch.length)
+        statement.interruptUnsafe()
+      }
+    )
     const unsubscribe = statement.addObserver(() => {
       deadlines.cancel(deadline)
       // Whatever has happened to it, nobody is left waiting.
       for (const entry of batch) {
         if (entry.answer !== undefined) continue
-        settle(entry, Effect.fail(failed(entry.request.workId, "unknown", new TimedOut({}))))
+        settle(entry, Exit.fail(failed(entry.request.workId, "unknown", new TimedOut({}))))
       }
       settled(batch.length)
     })
@@ -243,7 +249,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     let bytes = 0
     for (const entry of queue) {
       if (batch.length === limit) break
-      if (entry.isWanted !== undefined && !entry.isWanted()) {
+      if (entry.options.isWanted?.() === false) {
         queue.delete(entry)
         continue
       }
@@ -268,7 +274,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       (exit) => {
         if (batch.length > 1 && isRefusedWhole(exit)) {
           return Effect.forEach(
-            batch.filter(({ isWanted }) => isWanted === undefined || isWanted()),
+            batch.filter((entry) => entry.options.isWanted?.() !== false),
             (entry) => sendBatch([entry]),
             { discard: true }
           )
@@ -282,21 +288,21 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     workId: string,
     exit: Exit.Exit<ReadonlyArray<Reply | BackendError>, BackendError>,
     index: number
-  ): Effect.Effect<Reply, BackendError> => {
+  ): Exit.Exit<Reply, BackendError> => {
     if (Exit.isSuccess(exit)) {
       const reply = exit.value[index]
-      if (reply instanceof BackendError) return Effect.fail(forItem(reply, workId))
+      if (reply instanceof BackendError) return Exit.fail(forItem(reply, workId))
       return reply === undefined
-        ? Effect.fail(failed(workId, "unknown", new Other({ why: "the backend left an item unanswered" })))
-        : Effect.succeed(reply)
+        ? Exit.fail(failed(workId, "unknown", new Other({ why: "the backend left an item unanswered" })))
+        : Exit.succeed(reply)
     }
     for (const reason of exit.cause.reasons) {
-      if (Cause.isFailReason(reason)) return Effect.fail(forItem(reason.error, workId))
+      if (Cause.isFailReason(reason)) return Exit.fail(forItem(reason.error, workId))
       if (Cause.isDieReason(reason)) {
-        return Effect.fail(failed(workId, "unknown", new Other({ cause: reason.defect })))
+        return Exit.fail(failed(workId, "unknown", new Other({ cause: reason.defect })))
       }
     }
-    return Effect.fail(failed(workId, "unknown", new TimedOut({})))
+    return Exit.fail(failed(workId, "unknown", new TimedOut({})))
   }
 
   return { send, offer }

@@ -22,6 +22,7 @@ const clockUnit = 1
 const slackOf = (renewEvery: number): number => renewEvery / 8
 
 interface Kept {
+  readonly renew: Effect.Effect<void>
   deadline: Deadline | undefined
   renewal: Fiber.Fiber<void> | undefined
 }
@@ -30,8 +31,6 @@ export class Keeper {
   private readonly clock: Clock.Clock
   private readonly deadlines: Deadlines
   private readonly run: Run
-  /** Renews once, and never fails. */
-  private readonly renew: (term: Term) => Effect.Effect<void>
   private readonly all = new Map<Term, Kept>()
   private watching: Deadline | undefined
   private seen: Window.Instant
@@ -40,17 +39,16 @@ export class Keeper {
     readonly clock: Clock.Clock
     readonly deadlines: Deadlines
     readonly run: Run
-    readonly renew: (term: Term) => Effect.Effect<void>
   }) {
     this.clock = options.clock
     this.deadlines = options.deadlines
     this.run = options.run
-    this.renew = options.renew
     this.seen = Window.now(options.clock)
   }
 
-  keep(term: Term): void {
-    this.all.set(term, { deadline: undefined, renewal: undefined })
+  /** `renew` renews once, and never fails. */
+  keep(term: Term, renew: Effect.Effect<void>): void {
+    this.all.set(term, { renew, deadline: undefined, renewal: undefined })
     if (this.watching === undefined) {
       this.seen = Window.now(this.clock)
       this.watch()
@@ -69,7 +67,7 @@ export class Keeper {
     const slack = slackOf(renewEvery)
     // A checkpoint extends the lease too, so the next renewal is counted from it.
     if (kept.renewal === undefined && renewEvery - term.sinceConfirmed <= slack) {
-      const renewal = this.run(this.renew(term))
+      const renewal = this.run(kept.renew)
       if (renewal.pollUnsafe() === undefined) {
         kept.renewal = renewal
         renewal.addObserver(() => {

@@ -38,7 +38,7 @@ import { Deadlines, makeRun } from "./deadlines.ts"
 import * as Gather from "./gather.ts"
 import { Keeper } from "./keeper.ts"
 import * as Lines from "./line.ts"
-import { resend } from "./resend.ts"
+import { type Options as ResendOptions, resend } from "./resend.ts"
 import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
 import { makeToken, Term, termOf } from "./term.ts"
 import type { Turn } from "./turn.ts"
@@ -57,6 +57,12 @@ interface Supervised {
   readonly lease: Lease<any>
   /** How its one release went, once that has begun. */
   left: Deferred.Deferred<void, LeaseLost | BackendError> | undefined
+}
+
+interface Extending {
+  readonly term: Term
+  readonly sending: Gather.Options<Backend.ExtendReply>
+  readonly resending: ResendOptions
 }
 
 /** How long a waiter lets pass after an expiry, at most, so that a hundred of them don't arrive together. */
@@ -92,12 +98,13 @@ export const make = Effect.fnUntraced(function*(
   yield* Effect.addFinalizer(() =>
     Effect.forEach([...live], (supervised) => endBeforeClosing(supervised), { concurrency: "unbounded", discard: true })
   )
-  const acquires = Gather.make({ operation: "acquire", send: backend.acquire, run, deadlines })
-  const renewals = Gather.make({ operation: "renew", send: backend.renew, run, deadlines })
+  const acquires = Gather.make({ operation: "acquire", send: backend.acquire, run, clock, deadlines })
+  const renewals = Gather.make({ operation: "renew", send: backend.renew, run, clock, deadlines })
   const checkpoints = Gather.make({
     operation: "checkpoint",
     send: backend.checkpoint,
     run,
+    clock,
     deadlines,
     sizeOf: ({ state }) => state.bytes.byteLength
   })
@@ -105,6 +112,7 @@ export const make = Effect.fnUntraced(function*(
     operation: "release",
     send: backend.release,
     run,
+    clock,
     deadlines,
     sizeOf: ({ state }) => Option.match(state, { onNone: () => 0, onSome: ({ state }) => state.bytes.byteLength })
   })
@@ -136,12 +144,12 @@ export const make = Effect.fnUntraced(function*(
         operation,
         send: () => Effect.map(send, (reply): NonEmptyReadonlyArray<Reply> => [reply]),
         run,
+        clock,
         deadlines
       })
       return Effect.andThen(
         refuseInsideExclusive(operation, workId),
-        resend(alone.send(() => ({ workId }), { timeout: timeoutOf(policy), turn }), {
-          operation,
+        resend(operation, alone.send({ workId }, { timeout: timeoutOf(policy), turn }), {
           workId,
           persistent: false,
           remaining: budget(policy)
@@ -188,8 +196,7 @@ export const make = Effect.fnUntraced(function*(
   ) => {
     const { fencingToken, holderId, workId } = term
     const request = { workId, holderId, fencingToken, ...how }
-    return resend(releases.send(() => request, { timeout: timeoutOf(term.policy), turn }), {
-      operation: "release",
+    return resend("release", releases.send(request, { timeout: timeoutOf(term.policy), turn }), {
       workId,
       persistent: false,
       remaining
@@ -226,12 +233,13 @@ export const make = Effect.fnUntraced(function*(
         if (isWithdrawn && offers === 1) return Effect.void
         let pending = isWithdrawn ? undefined : entry.reply
         return resend(
+          "acquire",
           Effect.suspend(() => {
             const reply = pending ?? send
             pending = undefined
             return reply
           }),
-          { operation: "acquire", workId, persistent: offers > 1, remaining: budget(policy), unknown: offers > 1 }
+          { workId, persistent: offers > 1, remaining: budget(policy), unknown: offers > 1 }
         ).pipe(
           Effect.flatMap((reply) =>
             reply._tag === "Acquired"
@@ -246,8 +254,7 @@ export const make = Effect.fnUntraced(function*(
           })
         )
       })
-      return restore(resend(send, {
-        operation: "acquire",
+      return restore(resend("acquire", send, {
         workId,
         persistent: false,
         remaining: () => Math.min(inTime(), Window.windowMillis(policy) - Window.elapsedMillis(clock, first))
@@ -360,40 +367,27 @@ export const make = Effect.fnUntraced(function*(
   // operations of a term
   // ---------------------------------------------------------------------------
 
-  /**
-   * Sends a renewal or a checkpoint, and notes what its answer brings. Of a
-   * supervised term, nothing is sent once it is lost, not even what waits in a
-   * queue, and until then it is sent again and again.
-   */
-  const extend = <Request>(
-    term: Term,
-    operation: string,
-    gather: Gather.Gather<Request, Backend.ExtendReply>,
-    request: Request,
-    supervised: boolean
-  ) => {
-    let sentAt: Window.Instant
-    const isWanted = supervised ? () => !term.loseIfExhausted() : undefined
-    const send = gather.send(() => {
-      sentAt = Window.now(clock)
-      return request
-    }, { timeout: timeoutOf(term.policy), turn: term.turn, isWanted })
-    return Effect.map(
-      resend(send, {
-        operation,
-        workId: term.workId,
-        persistent: supervised,
-        onFailure: (error) => {
-          term.lastFailure = error
-        },
-        remaining: supervised ? () => term.remaining : budget(term.policy)
-      }),
-      (reply) => {
-        if (reply._tag === "Done") extended(term, sentAt, reply.yieldRequest)
-        return reply
+  /** How the renewals and checkpoints of a term are sent, and what is noted of their answers. */
+  const extendingOf = (term: Term, supervised: boolean): Extending => ({
+    term,
+    sending: {
+      timeout: timeoutOf(term.policy),
+      turn: term.turn,
+      // Of a supervised term nothing is sent once it is lost, not even what waits in a queue.
+      isWanted: supervised ? () => !term.loseIfExhausted() : undefined,
+      onReply: (reply, since) => {
+        if (reply._tag === "Done") extended(term, since, reply.yieldRequest)
+      },
+      onFailure: (error) => {
+        term.lastFailure = error
       }
-    )
-  }
+    },
+    resending: {
+      workId: term.workId,
+      persistent: supervised,
+      remaining: supervised ? () => term.remaining : budget(term.policy)
+    }
+  })
 
   const extended = (term: Term, sentAt: Window.Instant, yieldRequest: Option.Option<Backend.YieldRequest>) => {
     term.confirm(sentAt)
@@ -402,10 +396,13 @@ export const make = Effect.fnUntraced(function*(
     keeper.look(term)
   }
 
-  const renewTerm = (term: Term, supervised: boolean) => {
+  const renewTerm = ({ resending, sending, term }: Extending) => {
     const { fencingToken, holderId, workId } = term
-    const request = { workId, holderId, fencingToken, ttl: term.policy.ttl }
-    return Effect.suspend(() => extend(term, "renew", renewals, request, supervised))
+    return resend(
+      "renew",
+      renewals.send({ workId, holderId, fencingToken, ttl: term.policy.ttl }, sending),
+      resending
+    )
   }
 
   const checkpointRequest = (term: Term, state: Backend.Stored, sequence: bigint): Backend.CheckpointRequest => ({
@@ -418,11 +415,11 @@ export const make = Effect.fnUntraced(function*(
   })
 
   /** Takes effect in the order of the calls, however long each of them encodes. */
-  const checkpointTerm = (term: Term, state: unknown, supervised: boolean) => {
+  const checkpointTerm = ({ resending, sending, term }: Extending, state: unknown) => {
     const sequence = ++term.sequence
     return Effect.flatMap(
       term.codec.encode(state),
-      (stored) => extend(term, "checkpoint", checkpoints, checkpointRequest(term, stored, sequence), supervised)
+      (stored) => resend("checkpoint", checkpoints.send(checkpointRequest(term, stored, sequence), sending), resending)
     )
   }
 
@@ -464,29 +461,26 @@ export const make = Effect.fnUntraced(function*(
   // supervision
   // ---------------------------------------------------------------------------
 
-  const keeper = new Keeper({
-    clock,
-    deadlines,
-    run,
-    renew: (term) =>
-      renewTerm(term, true).pipe(
-        Effect.flatMap((reply) =>
-          Effect.sync(() => {
-            if (reply._tag !== "Done") term.lose(term.refusal(reply))
-          })
-        ),
-        Effect.catch((error) =>
-          Effect.andThen(
-            Effect.logWarning(`Could not renew the lease on ${JSON.stringify(term.workId)}: ${error.message}`),
-            Effect.sleep(Duration.min(term.policy.renewEvery, Duration.seconds(1)))
-          )
-        ),
-        Effect.tapDefect((defect) =>
-          Effect.logError(`The renewal of the lease on ${JSON.stringify(term.workId)} failed`, defect)
-        ),
-        Effect.annotateLogs({ module: "worklease/Lease", fiber: "renewal" })
-      )
-  })
+  const keeper = new Keeper({ clock, deadlines, run })
+
+  const renewal = (extending: Extending): Effect.Effect<void> => {
+    const { policy, workId } = extending.term
+    return renewTerm(extending).pipe(
+      Effect.map((reply) => {
+        if (reply._tag !== "Done") extending.term.lose(extending.term.refusal(reply))
+      }),
+      Effect.catch((error) =>
+        Effect.andThen(
+          Effect.logWarning(`Could not renew the lease on ${JSON.stringify(workId)}: ${error.message}`),
+          Effect.sleep(Duration.min(policy.renewEvery, Duration.seconds(1)))
+        )
+      ),
+      Effect.tapDefect((defect) =>
+        Effect.logError(`The renewal of the lease on ${JSON.stringify(workId)} failed`, defect)
+      ),
+      Effect.annotateLogs({ module: "worklease/Lease", fiber: "renewal" })
+    )
+  }
 
   const take = (
     work: Work.Input,
@@ -499,12 +493,13 @@ export const make = Effect.fnUntraced(function*(
           error._tag === "WindowExhausted" ? new LeaseLost({ workId: error.workId, reason: error }) : error
         )
       )
-      keeper.keep(term)
+      const extending = extendingOf(term, true)
+      keeper.keep(term, renewal(extending))
       return yield* supervise(term, decodePrior(term.codec, acquired.prior), restore).pipe(
         Effect.flatMap((exit) => settleExit(term, exit)),
         Effect.map((prior): Supervised => ({
           term,
-          lease: heldLease(term, makeToken(term, acquired.expiresAt), prior, options?.yieldAt ?? "checkpoint"),
+          lease: heldLease(extending, makeToken(term, acquired.expiresAt), prior, options?.yieldAt ?? "checkpoint"),
           left: undefined
         })),
         Effect.tap((supervised) => Effect.sync(() => live.add(supervised))),
@@ -519,11 +514,12 @@ export const make = Effect.fnUntraced(function*(
     })
 
   const heldLease = (
-    term: Term,
+    extending: Extending,
     token: Token<any>,
     prior: Prior<any>,
     yieldAt: "checkpoint" | "handOff"
   ): Lease<any> => {
+    const { term } = extending
     const mayYield = () => yieldAt === "checkpoint" && Deferred.isDoneUnsafe(term.yieldRequested)
 
     const settleReply = (reply: Backend.TermReply) =>
@@ -583,7 +579,7 @@ export const make = Effect.fnUntraced(function*(
             if (mayYield()) {
               return Effect.flatMap(term.codec.encode(state), (stored) => endHere(term, Option.some(stored)))
             }
-            return Effect.matchEffect(checkpointTerm(term, state, true), checkpointed)
+            return Effect.matchEffect(checkpointTerm(extending, state), checkpointed)
           })
         ),
       leaveAs: (exit, ...state) =>
@@ -758,7 +754,9 @@ export const make = Effect.fnUntraced(function*(
               term.codec.encode(state),
               (stored) => checkpointJoined(transaction.value, term, stored, () => {})
             )
-            : checkpointTerm(term, state, false)).pipe(Effect.flatMap((reply) => settleSingle(term, reply)))
+            : checkpointTerm(extendingOf(term, false), state)).pipe(
+            Effect.flatMap((reply) => settleSingle(term, reply))
+          )
       }),
     readCheckpoint: (token) =>
       Effect.suspend(() => {
@@ -774,7 +772,7 @@ export const make = Effect.fnUntraced(function*(
         const term = termOf(token)
         return Effect.andThen(
           refuseInsideExclusive("renew", term.workId),
-          renewTerm(term, false)
+          renewTerm(extendingOf(term, false))
         ).pipe(Effect.flatMap((reply) => settleSingle(term, reply)))
       }),
     release: (token, exit, ...state) =>

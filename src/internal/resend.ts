@@ -9,14 +9,11 @@ import * as Schedule from "effect/Schedule"
 import { BackendError, TimedOut } from "../LeaseError.ts"
 
 export interface Options {
-  readonly operation: string
   readonly workId: string
   /** The milliseconds within which it may be sent again. */
   readonly remaining: () => number
   /** Whether an operation that was surely not applied, because the backend was out of reach, is sent again too. */
   readonly persistent: boolean
-  /** Notes each failure. */
-  readonly onFailure?: (error: BackendError) => void
   /** Whether it was sent before, with an unknown outcome. */
   readonly unknown?: boolean
 }
@@ -24,13 +21,16 @@ export interface Options {
 const pacing = Schedule.min([Schedule.exponential("10 millis"), Schedule.spaced("1 second")]).pipe(Schedule.jittered)
 
 export const resend = <Reply extends { readonly _tag: string }>(
+  operation: string,
   send: Effect.Effect<Reply, BackendError>,
   options: Options
 ): Effect.Effect<Settled<Reply>, BackendError> =>
   Effect.matchEffect(send, {
     onSuccess: (reply) =>
-      isSettled(reply, options.unknown === true) ? Effect.succeed(reply) : sendAgain(send, options, undefined),
-    onFailure: (error) => sendAgain(send, options, error)
+      isSettled(reply, options.unknown === true)
+        ? Effect.succeed(reply)
+        : sendAgain(operation, send, options, undefined),
+    onFailure: (error) => sendAgain(operation, send, options, error)
   })
 
 type Settled<Reply> = Exclude<Reply, { readonly _tag: "Busy" }>
@@ -41,12 +41,13 @@ const isSettled = <Reply extends { readonly _tag: string }>(reply: Reply, unknow
 
 /** Goes on after a first sending, which failed or met another transaction. */
 const sendAgain = <Reply extends { readonly _tag: string }>(
+  operation: string,
   send: Effect.Effect<Reply, BackendError>,
   options: Options,
   failure: BackendError | undefined
 ): Effect.Effect<Settled<Reply>, BackendError> =>
   Effect.suspend(() => {
-    const { operation, workId } = options
+    const { workId } = options
     const busy = new BackendError({ operation, workId, outcome: "rejected", reason: new TimedOut({}) })
     let unknown = options.unknown === true
     let first: Effect.Effect<never, BackendError> | undefined = Effect.fail(failure ?? busy)
@@ -59,7 +60,6 @@ const sendAgain = <Reply extends { readonly _tag: string }>(
       Effect.retry({
         schedule: pacing,
         while: (error) => {
-          if (error !== busy) options.onFailure?.(error)
           unknown = unknown || error.outcome === "unknown"
           // Once an attempt may have been applied, a later refusal settles nothing.
           return options.remaining() > 0 &&

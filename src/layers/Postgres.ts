@@ -32,6 +32,7 @@ import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
 import * as Context from "effect/Context"
+import * as SecureRandom from "effect/crypto/SecureRandom"
 import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
@@ -40,11 +41,14 @@ import * as Fiber from "effect/Fiber"
 import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as Predicate from "effect/Predicate"
+import type * as Queue from "effect/Queue"
+import type * as Scope from "effect/Scope"
 import * as SqlClient from "effect/sql/SqlClient"
 import * as SqlError from "effect/sql/SqlError"
 import * as Backend from "../Backend.ts"
 import { Fence } from "../Fence.ts"
 import { resend } from "../internal/resend.ts"
+import * as Wakeups from "../internal/wakeups.ts"
 import * as Window from "../internal/window.ts"
 import {
   BackendError,
@@ -74,6 +78,16 @@ export interface Options {
    * others. At most 47 UTF-8 bytes. Defaults to `worklease`.
    */
   readonly table?: string | undefined
+  /**
+   * Whether a waiting acquire is told at once when a lease is released or
+   * forgotten, and a release here tells those who wait elsewhere. Without it,
+   * waiting acquires poll. Defaults to `true`.
+   *
+   * While something waits, it costs one connection of the client's pool, which
+   * must have three or more: one that is smaller polls, and only tells others.
+   * A client that is a single connection and no pool needs `false`.
+   */
+  readonly wakeups?: boolean | undefined
 }
 
 /**
@@ -84,7 +98,7 @@ export interface Options {
  * @since 0.1.0
  */
 export const layer: Layer.Layer<Backend.Backend | Fence, BackendError, SqlClient.SqlClient> = Layer.suspend(() =>
-  layerOf(namesUnsafe({}))
+  layerOf(namesUnsafe({}), {})
 )
 
 /**
@@ -96,7 +110,7 @@ export const layer: Layer.Layer<Backend.Backend | Fence, BackendError, SqlClient
 export const layerWith = (
   options: Options
 ): Layer.Layer<Backend.Backend | Fence, BackendError | InvalidConfig, SqlClient.SqlClient> =>
-  Layer.unwrap(Effect.map(namesOf(options), layerOf))
+  Layer.unwrap(Effect.map(namesOf(options), (names) => layerOf(names, options)))
 
 /**
  * Provides a `Backend` and a `Fence` over tables that exist already. Sends
@@ -109,7 +123,7 @@ export const layerWith = (
 export const layerStorage = (
   options: Options = {}
 ): Layer.Layer<Backend.Backend | Fence, InvalidConfig, SqlClient.SqlClient> =>
-  Layer.unwrap(Effect.map(namesOf(options), storageOf))
+  Layer.unwrap(Effect.map(namesOf(options), (names) => storageOf(names, options)))
 
 /**
  * Migrates. Forward-only, and safe when several processes start at once.
@@ -148,6 +162,7 @@ interface Names {
   readonly schema: string
   readonly leases: string
   readonly highWaterMark: string
+  readonly waiters: string
   readonly history: string
 }
 
@@ -165,6 +180,7 @@ const namesUnsafe = (options: Options): Names => {
     schema: quoted(schema),
     leases: `${quoted(schema)}.${quoted(table)}`,
     highWaterMark: `${quoted(schema)}.${quoted(`${table}${longestSuffix}`)}`,
+    waiters: `${quoted(schema)}.${quoted(`${table}_waiters`)}`,
     history: `${quoted(schema)}.${quoted(`${table}_migrations`)}`
   }
 }
@@ -215,9 +231,25 @@ const migrations = (names: Names): ReadonlyArray<ReadonlyArray<string>> => [[
   fencing_token bigint NOT NULL
 )`,
   `INSERT INTO ${names.highWaterMark} (fencing_token) VALUES (0)`
+], [
+  // Few rows that come and go: they are cleaned up after by their number, and the file, which they would fill again, is
+  // not cut off, for which every release would have to wait.
+  `CREATE TABLE ${names.waiters} (
+  work_id text COLLATE "C" NOT NULL,
+  subscriber text COLLATE "C" NOT NULL,
+  expires_at timestamptz NOT NULL,
+  PRIMARY KEY (work_id, subscriber)
+) WITH (
+  fillfactor = 50,
+  vacuum_truncate = false,
+  autovacuum_vacuum_scale_factor = 0,
+  autovacuum_vacuum_threshold = 500,
+  autovacuum_analyze_scale_factor = 0,
+  autovacuum_analyze_threshold = 500
+)`
 ]]
 
-const requiredVersion = 1
+const requiredVersion = 2
 
 const createHistory = (names: Names): string =>
   `CREATE TABLE IF NOT EXISTS ${names.history} (
@@ -285,6 +317,14 @@ const isolation = "current_setting('transaction_isolation') AS isolation"
  */
 const boundedIdle = "set_config('idle_in_transaction_session_timeout', '1000', true) AS bounded"
 
+/**
+ * The items of a batch, a list for each column. The planner would count the
+ * lists that it sees, find a plan for just as many cheaper than one for any
+ * number, and plan each statement anew, which takes longer than running it.
+ */
+const items = (...types: ReadonlyArray<string>): string =>
+  `unnest(${types.map((type, index) => `(SELECT $${index + 1}::${type}[])`).join(", ")})`
+
 /** What a holder that takes row `k` would be told of the terms without progress. */
 const countAfter = `CASE
       WHEN k.exit = 'forgotten' THEN 0
@@ -313,7 +353,7 @@ const acquiredColumns = `work_id, fencing_token, ${epochMicros("expires_at")} AS
 const acquireSql = (names: Names): string =>
   `WITH input AS MATERIALIZED (
   SELECT work_id COLLATE "C" AS work_id, holder_id, attempt, ttl
-  FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[]) AS i (work_id, holder_id, attempt, ttl)
+  FROM ${items("text", "text", "text", "bigint")} AS i (work_id, holder_id, attempt, ttl)
 ), seen AS MATERIALIZED (
   SELECT i.work_id, i.holder_id AS new_holder_id, i.attempt AS new_attempt, i.ttl, l.work_id IS NULL AS missing,
     l.holder_id, l.fencing_token, l.attempt, l.prior_attempt, l.exit, l.expires_at, l.state_version, l.state,
@@ -412,7 +452,8 @@ const lockRows = (names: Names, columns: string, skipLocked = true): string =>
   ORDER BY l.work_id
   FOR NO KEY UPDATE OF l${skipLocked ? " SKIP LOCKED" : ""}
 ), clock AS MATERIALIZED (
-  SELECT clock_timestamp() AS now, count(*) AS locked FROM locked
+  SELECT c.now, ${epochMicros("c.now")} AS now_micros
+  FROM (SELECT clock_timestamp() AS now, count(*) AS locked FROM locked) c
 )`
 
 /**
@@ -434,8 +475,8 @@ const replies = (names: Names, decided: string, columns: string, skipLocked = tr
 const extendReplies = (names: Names, skipLocked = true): string =>
   replies(
     names,
-    `SELECT d.work_id, d.reply, ${epochMicros("d.extended_until")} AS expires_at, d.yield_requested,
-    ${epochMicros("d.yield_deadline")} - ${epochMicros("d.now")} AS yield_remaining
+    `SELECT d.work_id, d.reply, d.extended_until_micros AS expires_at, d.yield_requested,
+    ${epochMicros("d.yield_deadline")} - d.now_micros AS yield_remaining
   FROM decided d`,
     ", NULL, NULL, NULL",
     skipLocked
@@ -444,10 +485,11 @@ const extendReplies = (names: Names, skipLocked = true): string =>
 const renewSql = (names: Names): string =>
   `WITH input AS MATERIALIZED (
   SELECT work_id COLLATE "C" AS work_id, term_holder_id, term_fencing_token, ttl
-  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[])
+  FROM ${items("text", "text", "bigint", "bigint")}
     AS i (work_id, term_holder_id, term_fencing_token, ttl)
 ), ${lockRows(names, "l.exit, l.expires_at, l.yield_requested, l.yield_deadline")}, decided AS MATERIALIZED (
-  SELECT k.*, c.now, c.now + ${interval("k.ttl")} AS extended_until,
+  SELECT k.*, c.now_micros, c.now + ${interval("k.ttl")} AS extended_until,
+    c.now_micros + k.ttl AS extended_until_micros,
     CASE
       WHEN NOT k.is_current THEN 'Fenced'
       WHEN k.exit IS NOT NULL OR k.expires_at <= c.now THEN 'Expired'
@@ -464,13 +506,15 @@ const checkpointSql = (names: Names, skipLocked: boolean): string =>
   `WITH input AS MATERIALIZED (
   SELECT work_id COLLATE "C" AS work_id, term_holder_id, term_fencing_token, ttl,
     new_sequence, new_state_version, new_state
-  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[])
+  FROM ${items("text", "text", "bigint", "bigint", "bigint", "bigint", "bytea")}
     AS i (work_id, term_holder_id, term_fencing_token, ttl, new_sequence, new_state_version, new_state)
 ), ${
     lockRows(names, "l.exit, l.expires_at, l.sequence, l.yield_requested, l.yield_deadline", skipLocked)
   }, decided AS MATERIALIZED (
-  SELECT k.*, c.now,
+  SELECT k.*, c.now_micros,
     CASE WHEN k.new_sequence < k.sequence THEN k.expires_at ELSE c.now + ${interval("k.ttl")} END AS extended_until,
+    CASE WHEN k.new_sequence < k.sequence THEN ${epochMicros("k.expires_at")} ELSE c.now_micros + k.ttl END
+      AS extended_until_micros,
     CASE
       WHEN NOT k.is_current THEN 'Fenced'
       WHEN k.exit IS NOT NULL THEN 'Expired'
@@ -487,11 +531,29 @@ const checkpointSql = (names: Names, skipLocked: boolean): string =>
 )
 ${extendReplies(names, skipLocked)}`
 
-const releaseSql = (names: Names): string =>
+/**
+ * What an update that sets rows `l` free returns: it tells those who wait, once
+ * it is committed. A notification, which all commits queue up for, is sent only
+ * where somebody waits. Otherwise each row costs one look into an index, and
+ * where nobody waits for anything not even that.
+ */
+const notifying = (names: Names): string => `
+  RETURNING (
+    SELECT pg_notify('${channelPrefix}' || w.tableoid, l.work_id) FROM ${names.waiters} w
+    WHERE (SELECT true FROM ${names.waiters} LIMIT 1) AND w.work_id = l.work_id AND w.expires_at > l.expires_at
+    LIMIT 1
+  )`
+
+/** The table's own number follows: whatever its name is made of, its channel is no other's. */
+const channelPrefix = "worklease_"
+
+const channelOf = (table: string): string => `'${channelPrefix}' || (${table})::regclass::oid`
+
+const releaseSql = (names: Names, notifies: boolean): string =>
   `WITH input AS MATERIALIZED (
   SELECT work_id COLLATE "C" AS work_id, term_holder_id, term_fencing_token, new_exit, interrupted,
     new_sequence, new_state_version, new_state
-  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::boolean[], $6::bigint[], $7::bigint[], $8::bytea[])
+  FROM ${items("text", "text", "bigint", "text", "boolean", "bigint", "bigint", "bytea")}
     AS i (work_id, term_holder_id, term_fencing_token, new_exit, interrupted, new_sequence, new_state_version, new_state)
 ), ${
     lockRows(names, "l.exit, l.expires_at, l.sequence, l.prior_exit, l.prior_holder_id, l.prior_fencing_token")
@@ -523,7 +585,7 @@ const releaseSql = (names: Names): string =>
       WHEN d.new_exit = 'abandoned' AND NOT d.interrupted THEN l.terms_without_progress + 1
       ELSE l.terms_without_progress
     END
-  FROM decided d WHERE d.reply = 'Release' AND l.work_id = d.work_id
+  FROM decided d WHERE d.reply = 'Release' AND l.work_id = d.work_id${notifies ? notifying(names) : ""}
 )
 ${
     replies(
@@ -538,7 +600,7 @@ const readSql = (names: Names): string =>
 WHERE l.work_id = $1::text AND l.holder_id = $2::text AND l.fencing_token = $3::bigint`
 
 /** Never deletes: a row that is gone could not keep its token. */
-const forgetSql = (names: Names): string =>
+const forgetSql = (names: Names, notifies: boolean): string =>
   `WITH input AS MATERIALIZED (
   SELECT $1::text COLLATE "C" AS work_id, $2::text AS term_holder_id, $3::bigint AS term_fencing_token
 ), ${lockRows(names, "l.exit")}, updated AS (
@@ -555,7 +617,9 @@ const forgetSql = (names: Names): string =>
     yield_deadline = NULL,
     trace_context = NULL
   FROM locked k CROSS JOIN clock c
-  WHERE k.is_current AND k.exit IS DISTINCT FROM 'forgotten' AND l.work_id = k.work_id
+  WHERE k.is_current AND k.exit IS DISTINCT FROM 'forgotten' AND l.work_id = k.work_id${
+    notifies ? notifying(names) : ""
+  }
 )
 ${replies(names, "SELECT k.work_id, CASE WHEN k.is_current THEN 'Done' ELSE 'Fenced' END AS reply FROM locked k", "")}`
 
@@ -565,6 +629,31 @@ const requestYieldSql = (names: Names): string =>
   yield_deadline = clock_timestamp() + ${interval("$2::bigint")}
 WHERE l.work_id = $1::text AND l.exit IS NULL AND l.expires_at > clock_timestamp()
 RETURNING 1 AS asked, ${isolation}`
+
+/** In order, so that it and others wait for each other in one direction only. */
+const registerSql = (names: Names): string =>
+  `WITH registered AS (
+  INSERT INTO ${names.waiters} (work_id, subscriber, expires_at)
+  SELECT i.work_id, $2::text, clock_timestamp() + ${interval("$3::bigint")}
+  FROM ${items("text")} AS i (work_id)
+  ORDER BY i.work_id COLLATE "C"
+  ON CONFLICT (work_id, subscriber) DO UPDATE SET expires_at = excluded.expires_at
+  RETURNING 1
+)
+SELECT count(*) AS registered, ${isolation} FROM registered`
+
+/** Also what processes that have died have left. It waits for nobody: what is locked, somebody else is deleting. */
+const unregisterSql = (names: Names): string =>
+  `WITH ended AS MATERIALIZED (
+  SELECT w.work_id, w.subscriber FROM ${names.waiters} w
+  WHERE (w.subscriber = $2::text AND w.work_id = ANY ($1::text[])) OR w.expires_at <= clock_timestamp()
+  FOR UPDATE SKIP LOCKED
+), deleted AS (
+  DELETE FROM ${names.waiters} w USING ended e WHERE w.work_id = e.work_id AND w.subscriber = e.subscriber
+)
+SELECT CASE WHEN $3::boolean THEN pg_notify(${channelOf("$4::text")}, '')::text END AS pinged, ${isolation}`
+
+const channelSql = `SELECT ${channelOf("$1::text")} AS channel, ${isolation}`
 
 const sweepSql = (names: Names): string =>
   `WITH ended AS MATERIALIZED (
@@ -696,23 +785,42 @@ interface ExtendRow extends TermRow {
   readonly yield_remaining: Integer | null
 }
 
-const layerOf = (names: Names): Layer.Layer<Backend.Backend | Fence, BackendError, SqlClient.SqlClient> =>
-  Layer.provideMerge(storageOf(names), Layer.effectDiscard(migrate(names)))
+const layerOf = (
+  names: Names,
+  options: Options
+): Layer.Layer<Backend.Backend | Fence, BackendError, SqlClient.SqlClient> =>
+  Layer.provideMerge(storageOf(names, options), Layer.effectDiscard(migrate(names)))
 
-const storageOf = (names: Names): Layer.Layer<Backend.Backend | Fence, never, SqlClient.SqlClient> =>
-  Layer.effectContext(Effect.map(SqlClient.SqlClient, (client) => makeStorage(names, client.withoutTransforms())))
+const storageOf = (
+  names: Names,
+  options: Options
+): Layer.Layer<Backend.Backend | Fence, never, SqlClient.SqlClient> =>
+  Layer.effectContext(
+    Effect.flatMap(SqlClient.SqlClient, (client) => makeStorage(names, client, options.wakeups !== false))
+  )
 
 const readCommitted = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
-const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Backend.Backend | Fence> => {
+const makeStorage = (
+  names: Names,
+  client: SqlClient.SqlClient,
+  notifies: boolean
+): Effect.Effect<Context.Context<Backend.Backend | Fence>, never, Scope.Scope> => {
+  const sql = client.withoutTransforms()
+
   const text = {
     acquire: acquireSql(names),
     renew: renewSql(names),
     checkpoint: checkpointSql(names, true),
     checkpointJoined: checkpointSql(names, false),
-    release: releaseSql(names),
+    release: releaseSql(names, false),
+    releaseAndNotify: releaseSql(names, true),
     read: readSql(names),
-    forget: forgetSql(names),
+    forget: forgetSql(names, false),
+    forgetAndNotify: forgetSql(names, true),
+    register: registerSql(names),
+    unregister: unregisterSql(names),
+    channel: channelSql,
     requestYield: requestYieldSql(names),
     sweep: sweepSql(names),
     list: listSql(names),
@@ -851,9 +959,31 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
     )
   )
 
+  /** Runs a statement that tells those who wait. Where they are not to be seen, it matters more that it ends a term. */
+  const runAndNotify = <Row extends object>(
+    operation: string,
+    notifying: string,
+    text: string,
+    parameters: ReadonlyArray<unknown>
+  ): Effect.Effect<ReadonlyArray<Row>, BackendError> =>
+    Effect.flatMap(Clock.currentTimeMillis, (now) => {
+      if (!notifies || now < silentUntil) return run<Row>(operation, text, parameters)
+      return Effect.catchIf(
+        run<Row>(operation, notifying, parameters),
+        ({ reason }) => reason._tag === "PermissionDenied" || reason._tag === "SchemaOutdated",
+        (error) =>
+          Effect.tap(run<Row>(operation, text, parameters), () => {
+            silentUntil = now + silence
+            return Effect.logWarning(`What ends here wakes nobody who waits elsewhere: ${error.message}`)
+          })
+      )
+    })
+
+  let silentUntil = 0
+
   const release: Backend.Backend["Service"]["release"] = (requests) =>
     Effect.map(
-      run<TermRow>("release", text.release, [
+      runAndNotify<TermRow>("release", text.releaseAndNotify, text.release, [
         ...termParameters(requests),
         requests.map((_) => _.exit),
         requests.map((_) => _.interrupted),
@@ -877,7 +1007,11 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
 
   const forget: Backend.Backend["Service"]["forget"] = (term) =>
     Effect.map(
-      run<TermRow>("forget", text.forget, [term.workId, term.holderId, term.fencingToken]),
+      runAndNotify<TermRow>("forget", text.forgetAndNotify, text.forget, [
+        term.workId,
+        term.holderId,
+        term.fencingToken
+      ]),
       ([row]) => termReply(row)
     )
 
@@ -921,6 +1055,29 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
 
   const exclusive = isExclusive(sql)
 
+  const listen = notifies ? listenOf(client) : undefined
+  const subscriber = SecureRandom.uuidV4Unsafe()
+
+  /** The one session of PGlite is busy as long as a transaction is open; it never hangs. */
+  const inTime = <A, R>(
+    operation: string,
+    effect: Effect.Effect<A, BackendError, R>
+  ): Effect.Effect<A, BackendError, R> =>
+    exclusive ? effect : Effect.timeoutOrElse(effect, {
+      duration: wakeupTimeout,
+      orElse: () => Effect.fail(backendError(operation, "unknown", new TimedOut({})))
+    })
+
+  const wakeups = listen === undefined ? undefined : Wakeups.makeUnsafe({
+    listen: inTime("listen", run<{ readonly channel: string }>("listen", text.channel, [names.waiters])).pipe(
+      Effect.flatMap(([{ channel }]) => inTime("listen", Effect.withTracerEnabled(listen(channel), false)))
+    ),
+    register: (workIds) =>
+      inTime("register", run("register", text.register, [workIds, subscriber, micros(Wakeups.registrationTtl)])),
+    unregister: (workIds, ping) =>
+      inTime("unregister", run("unregister", text.unregister, [workIds, subscriber, ping, names.waiters]))
+  })
+
   const CurrentFencedLevel = Context.Reference<FencedLevel | undefined>(
     `worklease/layers/Postgres/FencedLevel/${fencedLevels++}`,
     { defaultValue: () => undefined }
@@ -956,7 +1113,7 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
     requestYield,
     sweep,
     list,
-    wakeups: Option.none(),
+    wakeups: Option.map(Option.fromUndefinedOr(wakeups), ({ subscribe }) => subscribe),
     transaction: Option.some({
       isOpen: Effect.map(openTransaction, Option.isSome),
       afterCommit,
@@ -998,8 +1155,7 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
       })
       const since = Window.now(clock)
       const left = Math.max(options.remaining(), 2 * Duration.toMillis(operationTimeout))
-      return resend(settle, {
-        operation: "settle",
+      return resend("settle", settle, {
         workId: options.workId,
         persistent: true,
         remaining: () => left - Window.elapsedMillis(clock, since)
@@ -1129,7 +1285,10 @@ const makeStorage = (names: Names, sql: SqlClient.SqlClient): Context.Context<Ba
       return body.value
     }))
 
-  return Context.make(Backend.Backend, backend).pipe(Context.add(Fence, Fence.of({ transaction })))
+  const context = Context.make(Backend.Backend, backend).pipe(Context.add(Fence, Fence.of({ transaction })))
+  return wakeups === undefined
+    ? Effect.succeed(context)
+    : Effect.as(Effect.forkScoped(outside(wakeups.keep)), context)
 }
 
 /** The largest timeout that PostgreSQL takes, in milliseconds. */
@@ -1177,6 +1336,34 @@ const isExclusive = (sql: SqlClient.SqlClient): boolean =>
   sql.driver === "pglite" ||
   (Predicate.hasProperty(sql, "config") && Predicate.hasProperty(sql.config, "maxConnections") &&
     sql.config.maxConnections === 1)
+
+/** How long a statement of the wake-ups, or the way to a connection, may take before it is tried again. */
+const wakeupTimeout = Duration.seconds(5)
+
+/** How long an ending does not look for those who wait, after it could not. In milliseconds. */
+const silence = 60_000
+
+/**
+ * How the client listens, if it can. One with fewer than three connections must
+ * not: besides the one that listens, one may be in a transaction, for whose end
+ * renewals do not wait then.
+ */
+const listenOf = (client: SqlClient.SqlClient) => {
+  if (!Predicate.hasProperty(client, "listen") || !Predicate.isFunction(client.listen)) return undefined
+  const { listen } = client as unknown as {
+    readonly listen: (
+      channel: string
+    ) => Effect.Effect<Queue.Dequeue<{ readonly payload: string }, SqlError.SqlError>, SqlError.SqlError, Scope.Scope>
+  }
+  if (client.driver !== "pglite") {
+    const maxConnections = Predicate.hasProperty(client, "config") &&
+        Predicate.hasProperty(client.config, "maxConnections")
+      ? client.config.maxConnections
+      : undefined
+    if (Predicate.isNumber(maxConnections) && maxConnections < 3) return undefined
+  }
+  return (channel: string) => Effect.mapError(listen(channel), (error) => toBackendError("listen", error))
+}
 
 const transactionOf = <A, E, R>(
   sql: SqlClient.SqlClient,

@@ -1452,12 +1452,9 @@ const namesAndBytes = ({ rule }: Rules) => {
     })
   }
 
-  rule("a state is stored as it was when it was sent, and what is read of it is the reader's own", function*() {
+  rule("what is read of a state is the reader's own", function*() {
     const a = yield* take(yield* freshId, "a")
-    const bytes = bytesOf("one")
-    yield* answers("Done", checkpoint(a, 1, { version: 1, bytes }))
-    bytes.fill(0)
-    assert.strictEqual(yield* readText(a), "one")
+    yield* answers("Done", checkpoint(a, 1, "one"))
     const first = yield* read(a)
     if (first._tag === "Done" && Option.isSome(first.state)) first.state.value.bytes.fill(0)
     assert.strictEqual(yield* readText(a), "one")
@@ -1695,7 +1692,37 @@ const sweeps = ({ whenStanding, whenTravelling }: Rules) => {
   })
 }
 
-const wakeups = ({ rule }: Rules) => {
+const wakeups = ({ rule: ruleOfAll }: Rules) => {
+  type Subscribe = (workId: string) => Effect.Effect<Effect.Effect<void>, never, Scope.Scope>
+
+  // They are optional: without them, waiters poll.
+  const rule: Rule<[subscribe: Subscribe]> = (name, body) =>
+    ruleOfAll(`${name}, if the backend has wake-ups`, function*() {
+      const { wakeups } = yield* Backend.Backend
+      if (Option.isSome(wakeups)) yield* Effect.gen(() => body(wakeups.value))
+    })
+
+  const waitFor = Effect.fnUntraced(function*(what: string, wakeup: Effect.Effect<void>) {
+    const waiting = yield* Effect.forkScoped(wakeup, { startImmediately: true })
+    yield* eventually(what, Effect.sync(() => isOver(waiting)))
+  })
+
+  /** Waits for the hint that follows the first. */
+  const subscribed = Effect.fnUntraced(function*(subscribe: Subscribe, workId: string) {
+    const wakeup = yield* subscribe(workId)
+    yield* waitFor("the subscription stands", wakeup)
+    return yield* Effect.forkScoped(wakeup, { startImmediately: true })
+  })
+
+  rule("the first hint comes by itself, whether the work ID is free, held or unknown", function*(subscribe) {
+    const a = yield* take(yield* freshId, "a")
+    const released = yield* take(yield* freshId, "a")
+    yield* answers("Done", release(released, "yielded"))
+    for (const workId of [a.workId, released.workId, yield* freshId, a.workId]) {
+      yield* waitFor("the first hint", yield* subscribe(workId))
+    }
+  })
+
   const endings: Record<string, (a: Taken) => Effect.Effect<{ readonly _tag: string }, BackendError, Backend.Backend>> =
     {
       release: (a) => release(a, "yielded"),
@@ -1703,41 +1730,44 @@ const wakeups = ({ rule }: Rules) => {
       forgetting: forget
     }
   for (const [name, end] of Object.entries(endings)) {
-    rule(`${name} wakes who waits for that work ID, if the backend has wake-ups`, function*() {
-      const backend = yield* Backend.Backend
-      // They are optional: without them, waiters poll.
-      if (Option.isNone(backend.wakeups)) return
+    rule(`${name} wakes who waits for that work ID`, function*(subscribe) {
       const a = yield* take(yield* freshId, "a")
       const other = yield* take(yield* freshId, "a")
-      const waitFor = (workId: string) =>
-        Option.getOrThrow(backend.wakeups)(workId).pipe(
-          Effect.flatMap(Effect.forkScoped({ startImmediately: true }))
-        )
-      const waiting = yield* waitFor(a.workId)
-      const waitingToo = yield* waitFor(a.workId)
-      const elsewhere = yield* waitFor(other.workId)
+      const waiting = yield* subscribed(subscribe, a.workId)
+      const waitingToo = yield* subscribed(subscribe, a.workId)
+      const elsewhere = yield* subscribed(subscribe, other.workId)
       yield* answers("Done", renew(a))
       yield* answers("Done", checkpoint(a, 1, "one"))
-      assert.isUndefined(waiting.pollUnsafe())
+      assert.isFalse(isOver(waiting))
       yield* answers("Done", end(a))
       yield* eventually("both are woken", Effect.sync(() => isOver(waiting) && isOver(waitingToo)))
-      assert.isUndefined(elsewhere.pollUnsafe())
+      assert.isFalse(isOver(elsewhere))
     })
   }
 
-  rule("a hint that comes between two waits is not lost, if the backend has wake-ups", function*() {
-    const backend = yield* Backend.Backend
-    if (Option.isNone(backend.wakeups)) return
+  rule("a hint that comes between two waits is not lost", function*(subscribe) {
     const a = yield* take(yield* freshId, "a")
-    const wakeup = yield* backend.wakeups.value(a.workId)
+    const wakeup = yield* subscribe(a.workId)
+    yield* waitFor("the subscription stands", wakeup)
     yield* answers("Done", release(a, "yielded"))
-    const first = yield* Effect.forkScoped(wakeup)
-    yield* eventually("the hint has arrived", Effect.sync(() => isOver(first)))
+    yield* waitFor("the hint has arrived", wakeup)
     const second = yield* Effect.forkScoped(wakeup, { startImmediately: true })
     const b = yield* take(a.workId, "b")
-    assert.isUndefined(second.pollUnsafe())
+    assert.isFalse(isOver(second))
     yield* answers("Done", release(b, "yielded"))
     yield* eventually("the next one too", Effect.sync(() => isOver(second)))
+  })
+
+  rule("who waits again, after nobody did, is told again", function*(subscribe) {
+    const workId = yield* freshId
+    for (let i = 0; i < 3; i++) {
+      const a = yield* take(workId, "a")
+      yield* Effect.scoped(Effect.gen(function*() {
+        const waiting = yield* subscribed(subscribe, workId)
+        yield* answers("Done", release(a, "yielded"))
+        yield* eventually("it is woken", Effect.sync(() => isOver(waiting)))
+      }))
+    }
   })
 }
 

@@ -715,7 +715,7 @@ describe("Postgres under faults", () => {
           assertBackendError(yield* Effect.flip(Lease.acquire("b")), "SchemaOutdated", "rejected")
           yield* sql.unsafe("ALTER TABLE worklease RENAME COLUMN other TO prior_attempt")
           yield* Lease.acquire("b")
-          yield* sql.unsafe("DROP TABLE worklease, worklease_high_water_mark, worklease_migrations")
+          yield* sql.unsafe("DROP TABLE worklease, worklease_high_water_mark, worklease_waiters, worklease_migrations")
           assertBackendError(yield* Effect.flip(Lease.acquire("b")), "SchemaOutdated", "rejected")
           yield* migrations
           const { token } = yield* Lease.acquire("b")

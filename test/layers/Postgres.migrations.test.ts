@@ -89,7 +89,8 @@ describe("Postgres migrations", () => {
             const sql = yield* Sessions.session(url)
             const schema = options.schema ?? "public"
             assert.deepStrictEqual(yield* sql.unsafe(`SELECT version FROM "${schema}".worklease_migrations`), [
-              { version: 1 }
+              { version: 1 },
+              { version: 2 }
             ])
             assert.deepStrictEqual(
               yield* sql.unsafe(`SELECT fencing_token FROM "${schema}".worklease_high_water_mark`),
@@ -177,7 +178,7 @@ describe("Postgres migrations", () => {
         yield* migrate(byLayer.url, options)
         const layer = yield* Sessions.session(byLayer.url)
         const [columns, constraints, indexes] = yield* tablesOf(layer)
-        assert.deepStrictEqual([columns.length > 0, constraints.length > 0, indexes.length], [true, true, 3])
+        assert.deepStrictEqual([columns.length > 0, constraints.length > 0, indexes.length], [true, true, 4])
         assert.deepStrictEqual(yield* tablesOf(hand), yield* tablesOf(layer))
         // The layer finds nothing left to do, and works.
         yield* migrate(byHand.url, options)
@@ -209,7 +210,7 @@ describe("Postgres options", () => {
         const { schema = "public", table = "worklease" } = options as Postgres.Options
         assert.deepStrictEqual(
           yield* sql.unsafe("SELECT schemaname AS schema, relname AS table FROM pg_stat_user_tables ORDER BY 2"),
-          ["", "_high_water_mark", "_migrations"].map((suffix) => ({ schema, table: `${table}${suffix}` }))
+          ["", "_high_water_mark", "_migrations", "_waiters"].map((suffix) => ({ schema, table: `${table}${suffix}` }))
         )
       }))
   }
@@ -285,7 +286,8 @@ describe("Postgres options", () => {
         yield* migrate(url, { schema: "leases" })
         yield* sql.unsafe(`GRANT USAGE ON SCHEMA leases TO ${role}`)
         yield* sql.unsafe(
-          `GRANT SELECT, INSERT, UPDATE, DELETE ON leases.worklease, leases.worklease_high_water_mark TO ${role}`
+          `GRANT SELECT, INSERT, UPDATE, DELETE
+            ON leases.worklease, leases.worklease_high_water_mark, leases.worklease_waiters TO ${role}`
         )
         const layer = Lease.layer.pipe(
           Layer.provideMerge(Postgres.layerStorage({ schema: "leases" })),

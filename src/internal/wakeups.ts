@@ -1,0 +1,275 @@
+/**
+ * Wake-ups of a store with a channel: hints that a work ID may have become
+ * free, over one connection that is open only while something waits.
+ *
+ * Whoever ends a term tells only those work IDs that somebody has registered.
+ * One fiber keeps the registrations and the connection, and heals both. A hint
+ * that is lost costs time: waiters look again by themselves.
+ */
+
+import * as Arr from "effect/Array"
+import * as Cause from "effect/Cause"
+import * as Clock from "effect/Clock"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Fiber from "effect/Fiber"
+import * as Latch from "effect/Latch"
+import * as Queue from "effect/Queue"
+import * as Random from "effect/Random"
+import * as Schedule from "effect/Schedule"
+import * as Scope from "effect/Scope"
+import * as Semaphore from "effect/Semaphore"
+
+/** What the store must do. Every failure is healed by another connection. */
+export interface Store {
+  /** Opens the connection, which belongs to the scope. A message names a work ID, or is a ping. */
+  readonly listen: Effect.Effect<Queue.Dequeue<{ readonly payload: string }, unknown>, unknown, Scope.Scope>
+  /** From now on, until `registrationTtl` has passed, the endings of these work IDs are told. */
+  readonly register: (workIds: ReadonlyArray<string>) => Effect.Effect<unknown, unknown>
+  /** Ends that, and cleans up what others have left behind. A ping is a message that names no work ID. */
+  readonly unregister: (workIds: ReadonlyArray<string>, ping: boolean) => Effect.Effect<unknown, unknown>
+}
+
+export interface Wakeups {
+  /** As the port has it. */
+  readonly subscribe: (workId: string) => Effect.Effect<Effect.Effect<void>, never, Scope.Scope>
+  /** Has to run for as long as there are subscriptions. */
+  readonly keep: Effect.Effect<never>
+}
+
+/** How long a registration lasts if it is not refreshed: its process has died. */
+export const registrationTtl = Duration.seconds(60)
+
+const refreshEvery = Duration.seconds(20)
+
+/** How long a ping may take to come back. */
+const pingTimeout = Duration.seconds(5)
+
+/** What waits again within this time, and up to twice that, finds the registration and the connection. */
+const linger = Duration.seconds(3)
+
+const farewellTimeout = Duration.seconds(1)
+
+const maxBatchSize = 500
+
+/** After how many failures in a row an operator is told. */
+const warnAfter = 3
+
+const backoff = Schedule.min([Schedule.exponential("250 millis"), Schedule.spaced("30 seconds")]).pipe(
+  Schedule.jittered
+)
+
+export const makeUnsafe = (store: Store): Wakeups => {
+  const waiting = new Map<string, Set<Latch.Latch>>()
+  /** Open while something waits. */
+  const wanted = Latch.makeUnsafe(false)
+  /** The work IDs that wait for their registration, and whether there are any. */
+  const pending = new Set<string>()
+  const demand = Latch.makeUnsafe(false)
+  /** What is registered while the connection stands: the next waiter has nothing to wait for. */
+  const registered = new Set<string>()
+  /** What may be registered, also since before the connection. */
+  const known = new Set<string>()
+  /** Those of them that nothing has waited for since the last look. */
+  const idle = new Set<string>()
+  let isIdle = false
+  /** Open once a message has come. */
+  const heard = Latch.makeUnsafe(false)
+  let isProven = false
+  /** One statement at a time, so that none undoes a later one. */
+  const turn = Semaphore.makeUnsafe(1)
+
+  const wake = (workId: string): void => {
+    for (const latch of waiting.get(workId) ?? []) latch.openUnsafe()
+  }
+
+  const wakeAll = (workIds: Iterable<string>): void => {
+    for (const workId of workIds) wake(workId)
+  }
+
+  const subscribe: Wakeups["subscribe"] = (workId) =>
+    Effect.map(
+      Effect.acquireRelease(
+        Effect.sync(() => {
+          const latch = Latch.makeUnsafe(registered.has(workId))
+          const latches = waiting.get(workId) ?? new Set()
+          waiting.set(workId, latches.add(latch))
+          idle.delete(workId)
+          isIdle = false
+          if (!registered.has(workId)) {
+            pending.add(workId)
+            demand.openUnsafe()
+          }
+          wanted.openUnsafe()
+          return latch
+        }),
+        (latch) =>
+          Effect.sync(() => {
+            const latches = waiting.get(workId)
+            latches?.delete(latch)
+            if (latches?.size !== 0) return
+            waiting.delete(workId)
+            pending.delete(workId)
+            if (waiting.size === 0) wanted.closeUnsafe()
+          })
+      ),
+      (latch) => Effect.andThen(latch.await, Effect.sync(() => latch.closeUnsafe()))
+    )
+
+  // ---------------------------------------------------------------------------
+  // while a connection stands
+  // ---------------------------------------------------------------------------
+
+  const receiving = (queue: Queue.Dequeue<{ readonly payload: string }, unknown>) =>
+    Effect.forever(Effect.map(Queue.take(queue), ({ payload }) => {
+      heard.openUnsafe()
+      wake(payload)
+    }))
+
+  /** While one statement is in flight, the next batch forms. */
+  const registering = Effect.forever(Effect.andThen(
+    demand.await,
+    turn.withPermit(Effect.suspend(() => {
+      const batch = Arr.take(pending, maxBatchSize)
+      for (const workId of batch) known.add(workId)
+      return Effect.map(batch.length === 0 ? Effect.void : store.register(batch), () => {
+        for (const workId of batch) {
+          pending.delete(workId)
+          registered.add(workId)
+        }
+        if (pending.size === 0) demand.closeUnsafe()
+        // They may have become free before.
+        wakeAll(batch)
+      })
+    }))
+  ))
+
+  const refreshing = Effect.gen(function*() {
+    let refreshedAt = yield* Clock.currentTimeMillis
+    while (true) {
+      // Whatever anybody has sent meanwhile proves as much.
+      const ping = !heard.isOpen()
+      heard.closeUnsafe()
+      yield* turn.withPermit(store.unregister([], ping))
+      if (ping) {
+        yield* Effect.timeoutOrElse(heard.await, {
+          duration: pingTimeout,
+          orElse: () =>
+            Effect.fail("Nothing arrives: the connection is half-open, or behind a pooler that does not keep sessions")
+        })
+      }
+      isProven = true
+      yield* Effect.sleep(refreshEvery)
+      yield* turn.withPermit(
+        Effect.suspend(() => Effect.forEach(Arr.chunksOf(registered, maxBatchSize), store.register, { discard: true }))
+      )
+      const now = yield* Clock.currentTimeMillis
+      // The process was frozen, and others have taken it for dead.
+      if (now - refreshedAt >= Duration.toMillis(registrationTtl)) wakeAll(registered)
+      refreshedAt = now
+    }
+  })
+
+  /** Ends registrations soon after nothing waits for them, not one by one, and itself when nothing waits at all. */
+  const tidying = Effect.gen(function*() {
+    while (true) {
+      yield* Effect.sleep(linger)
+      if (isIdle) return
+      isIdle = waiting.size === 0
+      yield* turn.withPermit(Effect.suspend(() => {
+        const over = Array.from(idle)
+        idle.clear()
+        for (const workId of over) registered.delete(workId)
+        for (const workId of known) if (!waiting.has(workId)) idle.add(workId)
+        return over.length === 0 ? Effect.void : Effect.map(store.unregister(over, false), () => {
+          for (const workId of over) {
+            known.delete(workId)
+            idle.delete(workId)
+          }
+        })
+      }))
+    }
+  })
+
+  const connected = (scope: Scope.Scope, onListening: () => void) =>
+    Effect.gen(function*() {
+      const queue = yield* Scope.provide(store.listen, scope)
+      const receiver = yield* Effect.forkIn(receiving(queue), scope, { startImmediately: true })
+      onListening()
+      registered.clear()
+      for (const workId of waiting.keys()) pending.add(workId)
+      if (pending.size > 0) demand.openUnsafe()
+      yield* Effect.raceAllFirst([
+        // Also when the client is closed, which interrupts it.
+        Effect.flatMap(Fiber.await(receiver), (exit) => Effect.fail(exit)),
+        registering,
+        refreshing,
+        tidying
+      ])
+    })
+
+  /** Ends all registrations, and tells whether the connection still answers. */
+  const farewell = Effect.suspend(() => {
+    heard.closeUnsafe()
+    const workIds = Array.from(known)
+    return Effect.andThen(
+      Effect.map(store.unregister(workIds, true), () => {
+        for (const workId of workIds) known.delete(workId)
+      }),
+      heard.await
+    )
+  }).pipe(
+    Effect.interruptible,
+    Effect.timeoutOption(farewellTimeout),
+    Effect.exit,
+    Effect.map((exit) => Exit.isSuccess(exit) && exit.value._tag === "Some")
+  )
+
+  /** One connection, until nothing waits any more or it fails. */
+  const session = Effect.uninterruptibleMask(Effect.fnUntraced(function*(restore) {
+    const scope = yield* Scope.make()
+    let isListening = false
+    const exit = yield* Effect.exit(restore(connected(scope, () => {
+      isListening = true
+    })))
+    registered.clear()
+    const isBroken = Exit.isFailure(exit) && !Cause.hasInterruptsOnly(exit.cause)
+    const answers = isListening && !isBroken && (yield* farewell)
+    // A client that ends its listening on a connection which does not answer waits for the answer, and nothing ends
+    // that. Where the connection is taken back from it at the same time, it throws it away.
+    const closing = yield* Effect.forkDetach(
+      Scope.close(answers ? scope : { ...scope, strategy: "parallel" }, exit),
+      { startImmediately: true }
+    )
+    // On a single connection, it waits for an open transaction, which may wait for this.
+    yield* Effect.timeoutOption(Effect.interruptible(Fiber.await(closing)), farewellTimeout)
+    return yield* exit
+  }))
+
+  const keep = Effect.suspend(() => {
+    isProven = false
+    return Effect.andThen(wanted.await, session)
+  }).pipe(
+    Effect.catchCause((cause) =>
+      isProven
+        // It was there: the delays begin anew.
+        ? Effect.logDebug("The connection for wake-ups was lost and is opened again", cause).pipe(
+          Effect.andThen(Random.nextBetween(0, 250)),
+          Effect.flatMap(Effect.sleep)
+        )
+        : Effect.fail(cause)
+    ),
+    Effect.retry(
+      Schedule.tap(backoff, ({ attempt, input }) =>
+        Effect.logWithLevel(attempt === warnAfter ? "Warn" : "Debug")(
+          "There are no wake-ups at present, so that waiting acquires poll",
+          input
+        ))
+    ),
+    Effect.ignoreCause,
+    Effect.forever
+  )
+
+  return { subscribe, keep }
+}
