@@ -303,7 +303,8 @@ const migrate = (names: Names): Effect.Effect<void, BackendError, SqlClient.SqlC
 
 const micros = (duration: Duration.Duration): bigint => BigInt(Math.round(Duration.toMillis(duration) * 1000))
 
-const epochMicros = (instant: string): string => `(extract(epoch FROM ${instant}) * 1000000)::bigint`
+/** By way of a double, which has the microseconds for some centuries yet, and is faster than `extract`. */
+const epochMicros = (instant: string): string => `(date_part('epoch', ${instant}) * 1000000)::bigint`
 
 const interval = (micros: string): string => `${micros} * interval '1 microsecond'`
 
@@ -317,13 +318,29 @@ const isolation = "current_setting('transaction_isolation') AS isolation"
  */
 const boundedIdle = "set_config('idle_in_transaction_session_timeout', '1000', true) AS bounded"
 
+/** The columns of a batch's items. The first is the work ID. */
+type Columns = ReadonlyArray<readonly [name: string, type: string]>
+
+/** How a statement gets its items. */
+type Input = (columns: Columns) => string
+
 /**
- * The items of a batch, a list for each column. The planner would count the
- * lists that it sees, find a plan for just as many cheaper than one for any
- * number, and plan each statement anew, which takes longer than running it.
+ * As one list for each column. The planner would count the lists that it sees,
+ * find a plan for just as many cheaper than one for any number, and plan each
+ * statement anew, which takes longer than running it.
  */
-const items = (...types: ReadonlyArray<string>): string =>
-  `unnest(${types.map((type, index) => `(SELECT $${index + 1}::${type}[])`).join(", ")})`
+const manyItems: Input = (columns) => {
+  const names = columns.map(([name]) => name).join(", ")
+  const lists = columns.map(([, type], index) => `(SELECT $${index + 1}::${type}[])`).join(", ")
+  return `SELECT ${names.replace("work_id", "work_id COLLATE \"C\" AS work_id")} FROM unnest(${lists}) AS i (${names})`
+}
+
+/** As one value for each column: lists of one would take a lone operation a third longer. */
+const oneItem: Input = (columns) =>
+  `SELECT ${
+    columns.map(([name, type], index) => `$${index + 1}::${type}${index === 0 ? " COLLATE \"C\"" : ""} AS ${name}`)
+      .join(", ")
+  }`
 
 /** What a holder that takes row `k` would be told of the terms without progress. */
 const countAfter = `CASE
@@ -338,27 +355,22 @@ const priorAfter = (column: "exit" | "holder_id" | "fencing_token"): string =>
   `CASE k.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN k.prior_${column}
     ELSE ${column === "exit" ? "coalesce(k.exit, 'expired')" : `k.${column}`} END`
 
-const acquiredColumns = `work_id, fencing_token, ${epochMicros("expires_at")} AS expires_at, state_version, state,
-    terms_without_progress, prior_exit, prior_holder_id, prior_fencing_token`
+const acquiredColumns = `l.work_id, l.fencing_token, ${epochMicros("l.expires_at")} AS expires_at, l.state_version,
+    l.state, l.terms_without_progress, l.prior_exit, l.prior_holder_id, l.prior_fencing_token`
+
+const acquireItems: Columns = [["work_id", "text"], ["holder_id", "text"], ["attempt", "text"], ["ttl", "bigint"]]
 
 /**
- * Probes by the statement's snapshot, and locks only rows that are free by it:
- * a refused acquire writes nothing, and skips what is locked instead of
- * waiting. Whether a row is free is then decided on the locked row, by a clock
- * that is read after that.
+ * Locks only rows that are free by the statement's snapshot: a refused acquire
+ * writes nothing, and skips what is locked instead of waiting. Whether a row is
+ * free is then decided on the locked row, by a clock that is read after that.
  *
  * Nowhere are two lists of a batch joined: a planner that knows their lengths
  * as little as this one compares each with each.
  */
-const acquireSql = (names: Names): string =>
+const acquireSql = (names: Names, input: Input): string =>
   `WITH input AS MATERIALIZED (
-  SELECT work_id COLLATE "C" AS work_id, holder_id, attempt, ttl
-  FROM ${items("text", "text", "text", "bigint")} AS i (work_id, holder_id, attempt, ttl)
-), seen AS MATERIALIZED (
-  SELECT i.work_id, i.holder_id AS new_holder_id, i.attempt AS new_attempt, i.ttl, l.work_id IS NULL AS missing,
-    l.holder_id, l.fencing_token, l.attempt, l.prior_attempt, l.exit, l.expires_at, l.state_version, l.state,
-    l.terms_without_progress, l.prior_exit, l.prior_holder_id, l.prior_fencing_token
-  FROM input i LEFT JOIN ${names.leases} l ON l.work_id = i.work_id
+  ${input(acquireItems)}
 ), locked AS MATERIALIZED (
   SELECT i.holder_id AS new_holder_id, i.attempt AS new_attempt, i.ttl, l.work_id, l.holder_id, l.fencing_token,
     l.attempt, l.exit, l.expires_at, l.sequence, l.terms_without_progress,
@@ -368,37 +380,10 @@ const acquireSql = (names: Names): string =>
     AND l.attempt <> i.attempt AND l.prior_attempt IS DISTINCT FROM i.attempt
   ORDER BY l.work_id
   FOR UPDATE OF l SKIP LOCKED
-), clock AS MATERIALIZED (
-  SELECT c.now, ${epochMicros("c.now")} AS now_micros
-  FROM (SELECT clock_timestamp() AS now, count(*) AS locked FROM locked) c
-), free AS MATERIALIZED (
-  SELECT k.*, c.now, c.now_micros,
-    CASE
-      WHEN k.exit IS NULL AND k.expires_at > c.now THEN 'Contended'
-      WHEN k.fencing_token = ${maxToken} THEN 'Exhausted'
-      ELSE 'Take'
-    END AS reply
-  FROM locked k CROSS JOIN clock c
-), probed AS MATERIALIZED (
-  SELECT s.*, c.now, c.now_micros, m.fencing_token AS mark,
-    CASE
-      WHEN s.missing THEN CASE WHEN m.fencing_token = ${maxToken} THEN 'Exhausted' ELSE 'Insert' END
-      WHEN s.attempt = s.new_attempt THEN CASE
-        WHEN s.exit IS NULL AND s.expires_at > c.now AND s.holder_id = s.new_holder_id THEN 'Again'
-        ELSE 'AttemptEnded'
-      END
-      WHEN s.prior_attempt = s.new_attempt THEN 'AttemptEnded'
-      WHEN s.exit IS NULL AND s.expires_at > c.now THEN 'Held'
-      ELSE 'Contended'
-    END AS reply
-  FROM seen s
-  CROSS JOIN clock c
-  CROSS JOIN (SELECT coalesce(max(fencing_token), 0) AS fencing_token FROM ${names.highWaterMark}) m
-  WHERE s.work_id NOT IN (SELECT k.work_id FROM locked k)
 ), taken AS (
   UPDATE ${names.leases} l SET
     holder_id = k.new_holder_id,
-    fencing_token = greatest(k.fencing_token + 1, k.now_micros),
+    fencing_token = greatest(k.fencing_token + 1, ${epochMicros("k.now")}),
     attempt = k.new_attempt,
     acquired_at = k.now,
     expires_at = k.now + ${interval("k.ttl")},
@@ -412,32 +397,46 @@ const acquireSql = (names: Names): string =>
     yield_requested = false,
     yield_deadline = NULL,
     trace_context = NULL
-  FROM free k WHERE k.reply = 'Take' AND l.work_id = k.work_id
-  RETURNING l.*
+  FROM (SELECT k.*, clock_timestamp() AS now FROM locked k) k
+  WHERE (k.exit IS NOT NULL OR k.expires_at <= k.now) AND k.fencing_token < ${maxToken} AND l.work_id = k.work_id
+  RETURNING ${acquiredColumns}
 ), inserted AS (
-  INSERT INTO ${names.leases} (work_id, holder_id, fencing_token, attempt, acquired_at, expires_at)
-  SELECT p.work_id, p.new_holder_id, greatest(p.mark + 1, p.now_micros), p.new_attempt, p.now,
-    p.now + ${interval("p.ttl")}
-  FROM probed p WHERE p.reply = 'Insert' ORDER BY p.work_id
+  INSERT INTO ${names.leases} AS l (work_id, holder_id, fencing_token, attempt, acquired_at, expires_at)
+  SELECT i.work_id, i.holder_id, greatest(m.fencing_token + 1, ${epochMicros("i.now")}), i.attempt, i.now,
+    i.now + ${interval("i.ttl")}
+  FROM (SELECT i.*, clock_timestamp() AS now FROM input i) i CROSS JOIN (${highestToken(names)}) m
+  WHERE m.fencing_token < ${maxToken} AND NOT EXISTS (SELECT FROM ${names.leases} l WHERE l.work_id = i.work_id)
+  ORDER BY i.work_id
   ON CONFLICT (work_id) DO NOTHING
-  RETURNING *
-), acquired AS (
-  SELECT ${acquiredColumns} FROM taken
-  UNION ALL SELECT ${acquiredColumns} FROM inserted
-  UNION ALL SELECT ${acquiredColumns} FROM probed WHERE reply = 'Again'
+  RETURNING ${acquiredColumns}
+), acquired AS MATERIALIZED (
+  SELECT * FROM taken UNION ALL SELECT * FROM inserted
 )
-SELECT r.*, ${isolation} FROM (
-  SELECT 'Acquired' AS reply, NULL::text AS holder_id, NULL::bigint AS remaining, a.* FROM acquired a
-  UNION ALL
-  SELECT k.reply, NULL, NULL, k.work_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-  FROM free k WHERE k.reply <> 'Take'
-  UNION ALL
-  SELECT CASE p.reply WHEN 'Insert' THEN 'Contended' ELSE p.reply END,
-    p.holder_id, ${epochMicros("p.expires_at")} - p.now_micros,
-    p.work_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-  FROM probed p
-  WHERE p.reply <> 'Again' AND NOT (p.reply = 'Insert' AND p.work_id IN (SELECT n.work_id FROM inserted n))
-) r`
+SELECT 'Acquired' AS reply, NULL::text AS held_by, NULL::bigint AS remaining, a.*, ${isolation} FROM acquired a
+UNION ALL
+SELECT
+  CASE
+    WHEN l.work_id IS NULL THEN CASE WHEN m.fencing_token < ${maxToken} THEN 'Contended' ELSE 'Exhausted' END
+    WHEN l.attempt = i.attempt THEN CASE
+      WHEN l.exit IS NULL AND l.expires_at > c.now AND l.holder_id = i.holder_id THEN 'Acquired'
+      ELSE 'AttemptEnded'
+    END
+    WHEN l.prior_attempt = i.attempt THEN 'AttemptEnded'
+    WHEN l.exit IS NULL AND l.expires_at > c.now THEN 'Held'
+    WHEN l.fencing_token = ${maxToken} THEN 'Exhausted'
+    ELSE 'Contended'
+  END,
+  l.holder_id, ${epochMicros("l.expires_at")} - ${epochMicros("c.now")}, i.work_id,
+  l.fencing_token, ${epochMicros("l.expires_at")}, l.state_version, l.state, l.terms_without_progress,
+  l.prior_exit, l.prior_holder_id, l.prior_fencing_token, ${isolation}
+FROM input i
+  CROSS JOIN (SELECT clock_timestamp() AS now) c
+  CROSS JOIN (${highestToken(names)}) m
+  LEFT JOIN ${names.leases} l ON l.work_id = i.work_id
+WHERE i.work_id NOT IN (SELECT a.work_id FROM acquired a)`
+
+const highestToken = (names: Names): string =>
+  `SELECT coalesce(max(fencing_token), 0) AS fencing_token FROM ${names.highWaterMark}`
 
 /**
  * Locks the rows of a batch by work ID only, in order, skipping those that are
@@ -445,16 +444,22 @@ SELECT r.*, ${isolation} FROM (
  * clock that is read after that. So no two batches wait for each other, none
  * waits for one row, and no decision is older than its lock.
  */
-const lockRows = (names: Names, columns: string, skipLocked = true): string =>
+const lockRows = (names: Names, input: string, columns: string, skipLocked = true): string =>
   `locked AS MATERIALIZED (
   SELECT i.*, l.holder_id = i.term_holder_id AND l.fencing_token = i.term_fencing_token AS is_current, ${columns}
-  FROM input i JOIN ${names.leases} l ON l.work_id = i.work_id
+  FROM ${input} i JOIN ${names.leases} l ON l.work_id = i.work_id
   ORDER BY l.work_id
   FOR NO KEY UPDATE OF l${skipLocked ? " SKIP LOCKED" : ""}
-), clock AS MATERIALIZED (
+)`
+
+const clock = `clock AS MATERIALIZED (
   SELECT c.now, ${epochMicros("c.now")} AS now_micros
   FROM (SELECT clock_timestamp() AS now, count(*) AS locked FROM locked) c
 )`
+
+/** What a plain extension answers. */
+const extended = `RETURNING l.work_id, 'Done' AS reply, ${epochMicros("l.expires_at")} AS expires_at,
+  false AS yield_requested, NULL::bigint AS yield_remaining, ${isolation}`
 
 /**
  * The replies to a batch: `decided`, and those without a locked row. Where a
@@ -482,13 +487,28 @@ const extendReplies = (names: Names, skipLocked = true): string =>
     skipLocked
   )
 
+const renewItems: Columns = [
+  ["work_id", "text"],
+  ["term_holder_id", "text"],
+  ["term_fencing_token", "bigint"],
+  ["ttl", "bigint"]
+]
+
+const renewColumns = "l.exit, l.expires_at, l.yield_requested, l.yield_deadline"
+
+const plainRenewSql = (names: Names, input: Input): string =>
+  `WITH ${lockRows(names, `(${input(renewItems)})`, renewColumns)}
+UPDATE ${names.leases} l SET expires_at = clock_timestamp() + ${interval("k.ttl")}
+FROM locked k
+WHERE k.is_current AND k.exit IS NULL AND k.expires_at > clock_timestamp() AND NOT k.yield_requested
+  AND l.work_id = k.work_id
+${extended}`
+
 const renewSql = (names: Names): string =>
   `WITH input AS MATERIALIZED (
-  SELECT work_id COLLATE "C" AS work_id, term_holder_id, term_fencing_token, ttl
-  FROM ${items("text", "text", "bigint", "bigint")}
-    AS i (work_id, term_holder_id, term_fencing_token, ttl)
-), ${lockRows(names, "l.exit, l.expires_at, l.yield_requested, l.yield_deadline")}, decided AS MATERIALIZED (
-  SELECT k.*, c.now_micros, c.now + ${interval("k.ttl")} AS extended_until,
+  ${manyItems(renewItems)}
+), ${lockRows(names, "input", renewColumns)}, ${clock}, decided AS MATERIALIZED (
+  SELECT k.*, c.now, c.now_micros, c.now + ${interval("k.ttl")} AS extended_until,
     c.now_micros + k.ttl AS extended_until_micros,
     CASE
       WHEN NOT k.is_current THEN 'Fenced'
@@ -502,16 +522,35 @@ const renewSql = (names: Names): string =>
 )
 ${extendReplies(names)}`
 
+const checkpointItems: Columns = [
+  ["work_id", "text"],
+  ["term_holder_id", "text"],
+  ["term_fencing_token", "bigint"],
+  ["ttl", "bigint"],
+  ["new_sequence", "bigint"],
+  ["new_state_version", "bigint"],
+  ["new_state", "bytea"]
+]
+
+const checkpointColumns = "l.exit, l.expires_at, l.sequence, l.yield_requested, l.yield_deadline"
+
+const plainCheckpointSql = (names: Names, input: Input): string =>
+  `WITH ${lockRows(names, `(${input(checkpointItems)})`, checkpointColumns)}
+UPDATE ${names.leases} l SET
+  expires_at = clock_timestamp() + ${interval("k.ttl")},
+  sequence = k.new_sequence,
+  state_version = k.new_state_version,
+  state = k.new_state
+FROM locked k
+WHERE k.is_current AND k.exit IS NULL AND k.new_sequence > k.sequence AND NOT k.yield_requested
+  AND l.work_id = k.work_id
+${extended}`
+
 const checkpointSql = (names: Names, skipLocked: boolean): string =>
   `WITH input AS MATERIALIZED (
-  SELECT work_id COLLATE "C" AS work_id, term_holder_id, term_fencing_token, ttl,
-    new_sequence, new_state_version, new_state
-  FROM ${items("text", "text", "bigint", "bigint", "bigint", "bigint", "bytea")}
-    AS i (work_id, term_holder_id, term_fencing_token, ttl, new_sequence, new_state_version, new_state)
-), ${
-    lockRows(names, "l.exit, l.expires_at, l.sequence, l.yield_requested, l.yield_deadline", skipLocked)
-  }, decided AS MATERIALIZED (
-  SELECT k.*, c.now_micros,
+  ${manyItems(checkpointItems)}
+), ${lockRows(names, "input", checkpointColumns, skipLocked)}, ${clock}, decided AS MATERIALIZED (
+  SELECT k.*, c.now, c.now_micros,
     CASE WHEN k.new_sequence < k.sequence THEN k.expires_at ELSE c.now + ${interval("k.ttl")} END AS extended_until,
     CASE WHEN k.new_sequence < k.sequence THEN ${epochMicros("k.expires_at")} ELSE c.now_micros + k.ttl END
       AS extended_until_micros,
@@ -532,33 +571,67 @@ const checkpointSql = (names: Names, skipLocked: boolean): string =>
 ${extendReplies(names, skipLocked)}`
 
 /**
- * What an update that sets rows `l` free returns: it tells those who wait, once
- * it is committed. A notification, which all commits queue up for, is sent only
- * where somebody waits. Otherwise each row costs one look into an index, and
- * where nobody waits for anything not even that.
+ * What an update that sets rows `l` free returns: it tells some of those who
+ * wait, once it is committed. One would do, if it were sure to be alive. A
+ * notification, which all commits queue up for, is sent only where somebody
+ * waits. Otherwise each row costs one look into an index, and where nobody
+ * waits for anything not even that.
  */
-const notifying = (names: Names): string => `
-  RETURNING (
-    SELECT pg_notify('${channelPrefix}' || w.tableoid, l.work_id) FROM ${names.waiters} w
-    WHERE (SELECT true FROM ${names.waiters} LIMIT 1) AND w.work_id = l.work_id AND w.expires_at > l.expires_at
-    LIMIT 1
+const notified = (names: Names, notifies: boolean): string =>
+  notifies
+    ? `(
+    SELECT string_agg(pg_notify('${channelPrefix}' || n.subscriber, l.work_id)::text, '') FROM (
+      SELECT w.subscriber FROM ${names.waiters} w
+      WHERE (SELECT true FROM ${names.waiters} LIMIT 1) AND w.work_id = l.work_id AND w.expires_at > l.expires_at
+      ORDER BY random()
+      LIMIT 2
+    ) n
   )`
+    : "NULL"
 
-/** The table's own number follows: whatever its name is made of, its channel is no other's. */
+/** Each process has a channel of its own. */
 const channelPrefix = "worklease_"
 
-const channelOf = (table: string): string => `'${channelPrefix}' || (${table})::regclass::oid`
+const releaseItems: Columns = [
+  ["work_id", "text"],
+  ["term_holder_id", "text"],
+  ["term_fencing_token", "bigint"],
+  ["new_exit", "text"],
+  ["interrupted", "boolean"],
+  ["new_sequence", "bigint"],
+  ["new_state_version", "bigint"],
+  ["new_state", "bytea"]
+]
+
+const releaseColumns = "l.exit, l.expires_at, l.sequence, l.prior_exit, l.prior_holder_id, l.prior_fencing_token"
+
+/** What becomes of row `k` when it is released. */
+const releaseRow = (now: string): string =>
+  `exit = k.new_exit,
+    expires_at = ${now},
+    sequence = greatest(k.sequence, k.new_sequence),
+    state_version = CASE WHEN k.new_sequence > k.sequence THEN k.new_state_version ELSE l.state_version END,
+    state = CASE WHEN k.new_sequence > k.sequence THEN k.new_state ELSE l.state END,
+    terms_without_progress = CASE
+      WHEN k.new_exit = 'given-back' THEN l.terms_without_progress
+      WHEN k.new_exit IN ('finished', 'retired') OR greatest(k.sequence, k.new_sequence) > 0 THEN 0
+      WHEN k.new_exit = 'abandoned' AND NOT k.interrupted THEN l.terms_without_progress + 1
+      ELSE l.terms_without_progress
+    END`
+
+const plainReleaseSql = (names: Names, input: Input, notifies: boolean): string =>
+  `WITH ${lockRows(names, `(${input(releaseItems)})`, releaseColumns)}
+UPDATE ${names.leases} l SET
+    ${releaseRow("clock_timestamp()")}
+FROM locked k
+WHERE k.is_current AND k.exit IS NULL AND k.expires_at > clock_timestamp() AND l.work_id = k.work_id
+RETURNING l.work_id, 'Done' AS reply, ${notified(names, notifies)} AS notified, ${isolation}`
 
 const releaseSql = (names: Names, notifies: boolean): string =>
   `WITH input AS MATERIALIZED (
-  SELECT work_id COLLATE "C" AS work_id, term_holder_id, term_fencing_token, new_exit, interrupted,
-    new_sequence, new_state_version, new_state
-  FROM ${items("text", "text", "bigint", "text", "boolean", "bigint", "bigint", "bytea")}
-    AS i (work_id, term_holder_id, term_fencing_token, new_exit, interrupted, new_sequence, new_state_version, new_state)
-), ${
-    lockRows(names, "l.exit, l.expires_at, l.sequence, l.prior_exit, l.prior_holder_id, l.prior_fencing_token")
-  }, decided AS MATERIALIZED (
-  SELECT k.*, c.now, greatest(k.sequence, k.new_sequence) AS last_sequence,
+  ${manyItems(releaseItems)}
+), ${lockRows(names, "input", releaseColumns)}, ${clock}, decided AS MATERIALIZED (
+  SELECT k.*, c.now,
     CASE
       WHEN NOT k.is_current THEN CASE
         WHEN k.prior_holder_id = k.term_holder_id AND k.prior_fencing_token = k.term_fencing_token
@@ -574,18 +647,9 @@ const releaseSql = (names: Names, notifies: boolean): string =>
   FROM locked k CROSS JOIN clock c
 ), updated AS (
   UPDATE ${names.leases} l SET
-    exit = d.new_exit,
-    expires_at = d.now,
-    sequence = d.last_sequence,
-    state_version = CASE WHEN d.new_sequence > d.sequence THEN d.new_state_version ELSE l.state_version END,
-    state = CASE WHEN d.new_sequence > d.sequence THEN d.new_state ELSE l.state END,
-    terms_without_progress = CASE
-      WHEN d.new_exit = 'given-back' THEN l.terms_without_progress
-      WHEN d.new_exit IN ('finished', 'retired') OR d.last_sequence > 0 THEN 0
-      WHEN d.new_exit = 'abandoned' AND NOT d.interrupted THEN l.terms_without_progress + 1
-      ELSE l.terms_without_progress
-    END
-  FROM decided d WHERE d.reply = 'Release' AND l.work_id = d.work_id${notifies ? notifying(names) : ""}
+    ${releaseRow("k.now")}
+  FROM decided k WHERE k.reply = 'Release' AND l.work_id = k.work_id
+  RETURNING ${notified(names, notifies)}
 )
 ${
     replies(
@@ -603,7 +667,7 @@ WHERE l.work_id = $1::text AND l.holder_id = $2::text AND l.fencing_token = $3::
 const forgetSql = (names: Names, notifies: boolean): string =>
   `WITH input AS MATERIALIZED (
   SELECT $1::text COLLATE "C" AS work_id, $2::text AS term_holder_id, $3::bigint AS term_fencing_token
-), ${lockRows(names, "l.exit")}, updated AS (
+), ${lockRows(names, "input", "l.exit")}, ${clock}, updated AS (
   UPDATE ${names.leases} l SET
     exit = 'forgotten',
     expires_at = c.now,
@@ -617,9 +681,8 @@ const forgetSql = (names: Names, notifies: boolean): string =>
     yield_deadline = NULL,
     trace_context = NULL
   FROM locked k CROSS JOIN clock c
-  WHERE k.is_current AND k.exit IS DISTINCT FROM 'forgotten' AND l.work_id = k.work_id${
-    notifies ? notifying(names) : ""
-  }
+  WHERE k.is_current AND k.exit IS DISTINCT FROM 'forgotten' AND l.work_id = k.work_id
+  RETURNING ${notified(names, notifies)}
 )
 ${replies(names, "SELECT k.work_id, CASE WHEN k.is_current THEN 'Done' ELSE 'Fenced' END AS reply FROM locked k", "")}`
 
@@ -635,8 +698,8 @@ const registerSql = (names: Names): string =>
   `WITH registered AS (
   INSERT INTO ${names.waiters} (work_id, subscriber, expires_at)
   SELECT i.work_id, $2::text, clock_timestamp() + ${interval("$3::bigint")}
-  FROM ${items("text")} AS i (work_id)
-  ORDER BY i.work_id COLLATE "C"
+  FROM (${manyItems([["work_id", "text"]])}) i
+  ORDER BY i.work_id
   ON CONFLICT (work_id, subscriber) DO UPDATE SET expires_at = excluded.expires_at
   RETURNING 1
 )
@@ -651,9 +714,7 @@ const unregisterSql = (names: Names): string =>
 ), deleted AS (
   DELETE FROM ${names.waiters} w USING ended e WHERE w.work_id = e.work_id AND w.subscriber = e.subscriber
 )
-SELECT CASE WHEN $3::boolean THEN pg_notify(${channelOf("$4::text")}, '')::text END AS pinged, ${isolation}`
-
-const channelSql = `SELECT ${channelOf("$1::text")} AS channel, ${isolation}`
+SELECT CASE WHEN $3::boolean THEN pg_notify('${channelPrefix}' || $2::text, '')::text END AS pinged, ${isolation}`
 
 const sweepSql = (names: Names): string =>
   `WITH ended AS MATERIALIZED (
@@ -763,7 +824,7 @@ interface ItemRow {
 
 interface AcquireRow extends ItemRow {
   readonly reply: "Acquired" | "Held" | "Contended" | "AttemptEnded" | "Exhausted"
-  readonly holder_id: string | null
+  readonly held_by: string | null
   readonly remaining: Integer | null
   readonly fencing_token: Integer | null
   readonly expires_at: Integer | null
@@ -809,18 +870,18 @@ const makeStorage = (
   const sql = client.withoutTransforms()
 
   const text = {
-    acquire: acquireSql(names),
+    acquire: forOneOrMany((input) => acquireSql(names, input)),
+    plainRenew: forOneOrMany((input) => plainRenewSql(names, input)),
     renew: renewSql(names),
+    plainCheckpoint: forOneOrMany((input) => plainCheckpointSql(names, input)),
     checkpoint: checkpointSql(names, true),
     checkpointJoined: checkpointSql(names, false),
-    release: releaseSql(names, false),
-    releaseAndNotify: releaseSql(names, true),
+    plainRelease: forOneOrMany((input) => plainReleaseSql(names, input, notifies)),
+    release: releaseSql(names, notifies),
     read: readSql(names),
-    forget: forgetSql(names, false),
-    forgetAndNotify: forgetSql(names, true),
+    forget: forgetSql(names, notifies),
     register: registerSql(names),
     unregister: unregisterSql(names),
-    channel: channelSql,
     requestYield: requestYieldSql(names),
     sweep: sweepSql(names),
     list: listSql(names),
@@ -868,9 +929,46 @@ const makeStorage = (
 
   const openTransaction = Effect.serviceOption(sql.transactionService)
 
+  /** Runs a batch, whose rows come in any order. */
+  const runBatch = <Row extends ItemRow>(
+    operation: string,
+    text: { readonly one: string; readonly many: string },
+    parameters: ReadonlyArray<ReadonlyArray<unknown>>
+  ): Effect.Effect<ReadonlyArray<Row>, BackendError> =>
+    parameters[0].length === 1
+      ? run(operation, text.one, parameters.map((list) => list[0]))
+      : run(operation, text.many, parameters)
+
+  /**
+   * Runs a batch: one statement does what is plain, in fewer steps than one that
+   * has to decide; what it has not done (locked, refused, sent again, asked to
+   * leave) a second one decides, and does.
+   */
+  const runPlainFirst = <Request extends { readonly workId: string }, Row extends ItemRow, Reply>(
+    operation: string,
+    plain: { readonly one: string; readonly many: string },
+    deciding: string,
+    requests: NonEmptyReadonlyArray<Request>,
+    parametersOf: (requests: ReadonlyArray<Request>) => ReadonlyArray<ReadonlyArray<unknown>>,
+    replyOf: (row: Row) => Reply
+  ): Effect.Effect<NonEmptyReadonlyArray<Reply | BackendError>, BackendError> =>
+    Effect.flatMap(runBatch<Row>(operation, plain, parametersOf(requests)), (done) => {
+      if (done.length === requests.length) return Effect.succeed(inOrderOf(requests, replyOf)(done))
+      const doneIds = new Set(done.map((row) => row.work_id))
+      const rest = requests.filter(({ workId }) => !doneIds.has(workId))
+      return Effect.map(
+        // What is done is done, whatever becomes of the rest.
+        Effect.catchIf(run<Row>(operation, deciding, parametersOf(rest)), () => done.length > 0, Effect.succeed),
+        (decided) =>
+          decided instanceof BackendError
+            ? inOrderOf(requests, replyOf, decided)(done)
+            : inOrderOf(requests, replyOf)([...done, ...decided])
+      )
+    })
+
   const acquire: Backend.Backend["Service"]["acquire"] = (requests) =>
     Effect.map(
-      run<AcquireRow>("acquire", text.acquire, [
+      runBatch<AcquireRow>("acquire", text.acquire, [
         requests.map((_) => _.workId),
         requests.map((_) => _.holderId),
         requests.map((_) => _.attempt),
@@ -894,7 +992,7 @@ const makeStorage = (
               }
             }
           case "Held":
-            return { _tag: "Held", holderId: row.holder_id!, remaining: Duration.micros(BigInt(row.remaining!)) }
+            return { _tag: "Held", holderId: row.held_by!, remaining: Duration.micros(BigInt(row.remaining!)) }
           case "Exhausted":
             return new BackendError({ operation: "acquire", outcome: "rejected", reason: new TokenExhausted({}) })
           default:
@@ -904,12 +1002,16 @@ const makeStorage = (
     )
 
   const renew: Backend.Backend["Service"]["renew"] = (requests) =>
-    Effect.map(
-      run<ExtendRow>("renew", text.renew, [...termParameters(requests), requests.map((_) => micros(_.ttl))]),
-      inOrderOf(requests, extendReply)
+    runPlainFirst(
+      "renew",
+      text.plainRenew,
+      text.renew,
+      requests,
+      (requests) => [...termParameters(requests), requests.map((_) => micros(_.ttl))],
+      extendReply
     )
 
-  const checkpointParameters = (requests: NonEmptyReadonlyArray<Backend.CheckpointRequest>) => [
+  const checkpointParameters = (requests: ReadonlyArray<Backend.CheckpointRequest>) => [
     ...termParameters(requests),
     requests.map((_) => micros(_.ttl)),
     requests.map((_) => _.sequence),
@@ -921,9 +1023,13 @@ const makeStorage = (
     Effect.flatMap(openTransaction, (transaction) =>
       Option.isSome(transaction)
         ? checkpointJoined(requests)
-        : Effect.map(
-          run<ExtendRow>("checkpoint", text.checkpoint, checkpointParameters(requests)),
-          inOrderOf(requests, extendReply)
+        : runPlainFirst(
+          "checkpoint",
+          text.plainCheckpoint,
+          text.checkpoint,
+          requests,
+          checkpointParameters,
+          extendReply
         ))
 
   const checkpointJoined = (requests: NonEmptyReadonlyArray<Backend.CheckpointRequest>) =>
@@ -959,39 +1065,21 @@ const makeStorage = (
     )
   )
 
-  /** Runs a statement that tells those who wait. Where they are not to be seen, it matters more that it ends a term. */
-  const runAndNotify = <Row extends object>(
-    operation: string,
-    notifying: string,
-    text: string,
-    parameters: ReadonlyArray<unknown>
-  ): Effect.Effect<ReadonlyArray<Row>, BackendError> =>
-    Effect.flatMap(Clock.currentTimeMillis, (now) => {
-      if (!notifies || now < silentUntil) return run<Row>(operation, text, parameters)
-      return Effect.catchIf(
-        run<Row>(operation, notifying, parameters),
-        ({ reason }) => reason._tag === "PermissionDenied" || reason._tag === "SchemaOutdated",
-        (error) =>
-          Effect.tap(run<Row>(operation, text, parameters), () => {
-            silentUntil = now + silence
-            return Effect.logWarning(`What ends here wakes nobody who waits elsewhere: ${error.message}`)
-          })
-      )
-    })
-
-  let silentUntil = 0
-
   const release: Backend.Backend["Service"]["release"] = (requests) =>
-    Effect.map(
-      runAndNotify<TermRow>("release", text.releaseAndNotify, text.release, [
+    runPlainFirst(
+      "release",
+      text.plainRelease,
+      text.release,
+      requests,
+      (requests) => [
         ...termParameters(requests),
         requests.map((_) => _.exit),
         requests.map((_) => _.interrupted),
         requests.map((_) => Option.match(_.state, { onNone: () => 0n, onSome: (_) => _.sequence })),
         requests.map((_) => Option.match(_.state, { onNone: () => 0n, onSome: (_) => BigInt(_.state.version) })),
         requests.map((_) => Option.match(_.state, { onNone: () => noBytes, onSome: (_) => _.state.bytes }))
-      ]),
-      inOrderOf(requests, termReply)
+      ],
+      termReply
     )
 
   const read: Backend.Backend["Service"]["read"] = (term) =>
@@ -1007,11 +1095,7 @@ const makeStorage = (
 
   const forget: Backend.Backend["Service"]["forget"] = (term) =>
     Effect.map(
-      runAndNotify<TermRow>("forget", text.forgetAndNotify, text.forget, [
-        term.workId,
-        term.holderId,
-        term.fencingToken
-      ]),
+      run<TermRow>("forget", text.forget, [term.workId, term.holderId, term.fencingToken]),
       ([row]) => termReply(row)
     )
 
@@ -1069,13 +1153,10 @@ const makeStorage = (
     })
 
   const wakeups = listen === undefined ? undefined : Wakeups.makeUnsafe({
-    listen: inTime("listen", run<{ readonly channel: string }>("listen", text.channel, [names.waiters])).pipe(
-      Effect.flatMap(([{ channel }]) => inTime("listen", Effect.withTracerEnabled(listen(channel), false)))
-    ),
+    listen: inTime("listen", Effect.withTracerEnabled(listen(`${channelPrefix}${subscriber}`), false)),
     register: (workIds) =>
       inTime("register", run("register", text.register, [workIds, subscriber, micros(Wakeups.registrationTtl)])),
-    unregister: (workIds, ping) =>
-      inTime("unregister", run("unregister", text.unregister, [workIds, subscriber, ping, names.waiters]))
+    unregister: (workIds, ping) => inTime("unregister", run("unregister", text.unregister, [workIds, subscriber, ping]))
   })
 
   const CurrentFencedLevel = Context.Reference<FencedLevel | undefined>(
@@ -1340,9 +1421,6 @@ const isExclusive = (sql: SqlClient.SqlClient): boolean =>
 /** How long a statement of the wake-ups, or the way to a connection, may take before it is tried again. */
 const wakeupTimeout = Duration.seconds(5)
 
-/** How long an ending does not look for those who wait, after it could not. In milliseconds. */
-const silence = 60_000
-
 /**
  * How the client listens, if it can. One with fewer than three connections must
  * not: besides the one that listens, one may be in a transaction, for whose end
@@ -1385,12 +1463,18 @@ const noBytes = new Uint8Array(0)
 /** Turns the rows of a batch, which come in any order, into its replies, which do not. */
 const inOrderOf = <Row extends ItemRow, Reply>(
   requests: NonEmptyReadonlyArray<{ readonly workId: string }>,
-  reply: (row: Row) => Reply
+  replyOf: (row: Row) => Reply,
+  missing?: BackendError
 ) =>
-(rows: ReadonlyArray<Row>): NonEmptyReadonlyArray<Reply> => {
+(rows: ReadonlyArray<Row>): NonEmptyReadonlyArray<Reply | BackendError> => {
   const byWorkId = new Map(rows.map((row) => [row.work_id, row]))
-  return requests.map(({ workId }) => reply(byWorkId.get(workId)!)) as unknown as NonEmptyReadonlyArray<Reply>
+  return requests.map(({ workId }) => {
+    const row = byWorkId.get(workId)
+    return row === undefined ? missing : replyOf(row)
+  }) as unknown as NonEmptyReadonlyArray<Reply | BackendError>
 }
+
+const forOneOrMany = (sql: (input: Input) => string) => ({ one: sql(oneItem), many: sql(manyItems) })
 
 const termParameters = (terms: ReadonlyArray<Backend.Term>) => [
   terms.map((_) => _.workId),
