@@ -2,7 +2,7 @@
  * What every target needs: the server, a place to say how far it is, and what
  * other targets have measured.
  */
-import { Context, type Effect, type Scope } from "effect"
+import { Context, Effect, type Scope } from "effect"
 import type * as EmbeddedPostgres from "../support/EmbeddedPostgres.ts"
 import type { Figure } from "./Target.ts"
 
@@ -22,3 +22,16 @@ export const progress = (text: string): Effect.Effect<void, never, Bench> => Ben
 export const database: Effect.Effect<string, EmbeddedPostgres.EmbeddedPostgresError, Bench | Scope.Scope> = Bench.use(
   ({ server }) => server.createDatabase()
 )
+
+/** Changes a setting of the server, as long as the scope is open. */
+export const setting = (
+  name: string,
+  value: string
+): Effect.Effect<void, EmbeddedPostgres.EmbeddedPostgresError, Bench | Scope.Scope> =>
+  Bench.use(({ server }) => {
+    const reload = Effect.asVoid(server.execute("SELECT pg_reload_conf()"))
+    return Effect.acquireRelease(
+      Effect.andThen(server.execute(`ALTER SYSTEM SET ${name} = ${value}`), reload),
+      () => Effect.orDie(Effect.andThen(server.execute(`ALTER SYSTEM RESET ${name}`), reload))
+    )
+  })

@@ -148,9 +148,8 @@ ${
 
 ## Limits
 
-- \`fsync\` and \`full_page_writes\` are off. Commits do not wait for a disk: for either side. With a disk that they wait
-  for, each statement takes longer, and what is gathered into few statements gains more; the ratios here say nothing
-  about how much.
+- The server has PostgreSQL's own defaults: a commit waits for the disk, on either side. What is gathered into few
+  statements waits less often. The last lines of target 1 have the same with \`synchronous_commit\` off, where nothing waits.
 - Client, server and whatever measures them share ${
     Format.plural(machine.cores, "core")
   }, and there is no network between

@@ -66,7 +66,8 @@ const command = Command.make(
     }
     const selected = yield* chosen(only)
     const started = performance.now()
-    const server = yield* EmbeddedPostgres.start()
+    // As PostgreSQL comes, and not as tests want it: a commit is on disk.
+    const server = yield* EmbeddedPostgres.start({ settings: { fsync: "on", full_page_writes: "on" } })
     const pgbench = Pgbench.find()
     const version = pgbench === undefined ? undefined : yield* Pgbench.version(pgbench)
     const machine = yield* Machine.describe(server, version)

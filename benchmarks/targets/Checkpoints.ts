@@ -39,8 +39,11 @@ export const target = Target.make({
     const bars: Array<Bar> = []
     const rows: Array<Target.Row> = []
     const figures: Record<string, Target.Figure> = {}
-    for (const count of holders) {
+    const synced = holders.map((count) => ({ count, isSynchronous: true }))
+    const unsynced = holders.filter((count) => count >= judgedFrom).map((count) => ({ count, isSynchronous: false }))
+    for (const { count, isSynchronous } of [...synced, ...unsynced]) {
       const measured = yield* Effect.scoped(Effect.gen(function*() {
+        if (!isSynchronous) yield* Bench.setting("synchronous_commit", "off")
         const url = yield* Bench.database
         return yield* Effect.gen(function*() {
           yield* Database.makeBare(count, state)
@@ -82,9 +85,9 @@ export const target = Target.make({
       const [ours, client, bench] = [measured.ours, measured.client, measured.pgbench].map(spread)
       const compared = pgbench === undefined ? client : bench
       const ratio = spread(ratios(measured.ours, pgbench === undefined ? measured.client : measured.pgbench))
-      const isJudged = count >= judgedFrom
+      const isJudged = isSynchronous && count >= judgedFrom
       rows.push({
-        what: `${Format.count(count)} holders`,
+        what: `${Format.count(count)} holders${isSynchronous ? "" : ", synchronous_commit off"}`,
         ours: Format.spread(Format.rate, ours),
         compared: pgbench === undefined
           ? `client ${Format.spread(Format.rate, client)} (there is no pgbench)`
@@ -92,6 +95,7 @@ export const target = Target.make({
         ratio: Format.spread(Format.ratio, ratio),
         ...(isJudged ? { target: `≥ ${minimum}×`, verdict: Target.verdict(ratio.median >= minimum) } : {})
       })
+      if (!isSynchronous) continue
       bars.push(bar(`worklease, ${Format.count(count)} holders`, ours.median, "ours"))
       if (pgbench !== undefined) bars.push(bar("pgbench, one row each", bench.median, "compared"))
       bars.push(bar("client, one row each", client.median, "compared"))

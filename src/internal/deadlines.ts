@@ -8,6 +8,7 @@ import type * as Context from "effect/Context"
 import * as Effect from "effect/Effect"
 import * as Fiber from "effect/Fiber"
 import type * as Scope from "effect/Scope"
+import type * as Window from "./window.ts"
 
 /** Runs an effect in a fiber that the layer owns. */
 export type Run = (effect: Effect.Effect<void>) => Fiber.Fiber<void>
@@ -24,8 +25,9 @@ export interface Deadline {
   /** How much earlier it may come, in milliseconds, together with another that has slack. */
   readonly slack: number
   readonly onDue: () => void
-  /** Where it is in the heap; -1 once it has come or was cancelled. */
+  /** Where it is in the heap; -1 if it is not in it any more. */
   index: number
+  isCancelled: boolean
 }
 
 /** What a remainder of arithmetic is rounded up to: a sleep that no clock can tell from none would never end a wait. */
@@ -47,20 +49,34 @@ export class Deadlines {
 
   /** Calls back once, `millis` from now, or a little earlier if its slack allows. */
   set(millis: number, onDue: () => void, slack = 0): Deadline {
-    const deadline: Deadline = { at: this.now() + Math.max(millis, shortestSleep), slack, onDue, index: -1 }
+    return this.setAt(this.now() + Math.max(millis, shortestSleep), onDue, slack)
+  }
+
+  setAt(at: number, onDue: () => void, slack = 0): Deadline {
+    const deadline: Deadline = { at, slack, onDue, index: -1, isCancelled: false }
     this.up(deadline, this.heap.push(deadline) - 1)
     if (this.sleeping === undefined || deadline.at < this.sleeping.until) this.sleep()
     return deadline
   }
 
   cancel(deadline: Deadline): void {
+    deadline.isCancelled = true
     this.remove(deadline)
     // Without anything to wait for, no timer is left.
     if (this.heap.length === 0) this.wake()
   }
 
-  private now(): number {
-    return Number(this.clock.monotonicTimeNanosUnsafe() - this.origin) / 1_000_000
+  now(): number {
+    return this.timeOf({ monotonic: this.clock.monotonicTimeNanosUnsafe() })
+  }
+
+  /** Whether a moment has come, as far as a timer can tell. */
+  isDue(at: number): boolean {
+    return at <= this.now() + shortestSleep
+  }
+
+  timeOf(instant: Pick<Window.Instant, "monotonic">): number {
+    return Number(instant.monotonic - this.origin) / 1_000_000
   }
 
   private sleep(): void {
@@ -82,13 +98,18 @@ export class Deadlines {
   private ring(): void {
     this.sleeping = undefined
     const now = this.now() + shortestSleep
+    // What they set in turn comes later, even if it is due already: whatever time stands still, this comes to an end.
+    const due: Array<Deadline> = []
+    let isGathering = false
+    for (let next = this.heap[0]; next !== undefined; next = this.heap[0]) {
+      if (next.at > now && !(isGathering && next.at - next.slack <= now)) break
+      isGathering ||= next.slack > 0
+      this.remove(next)
+      due.push(next)
+    }
     try {
-      let isGathering = false
-      for (let next = this.heap[0]; next !== undefined; next = this.heap[0]) {
-        if (next.at > now && !(isGathering && next.at - next.slack <= now)) break
-        isGathering ||= next.slack > 0
-        this.remove(next)
-        next.onDue()
+      for (const deadline of due) {
+        if (!deadline.isCancelled) deadline.onDue()
       }
     } finally {
       if (this.heap.length > 0 && this.sleeping === undefined) this.sleep()

@@ -65,20 +65,24 @@ export interface Gather<in Request, in out Reply> {
   readonly offer: (request: Request, options: Options<Reply>) => Entry<Reply>
 }
 
-class Pending<out Request, in out Reply> {
+interface Pending<out Request, in out Reply> {
   readonly request: Request
   readonly options: Options<Reply>
-  since: Window.Instant | undefined
-  deadline: Deadline | undefined
-  sent = false
+  /** When it was queued. */
+  readonly since: Window.Instant
+  /** Until when it may take. */
+  readonly dueAt: number
+  sent: boolean
   answer: Exit.Exit<Reply, BackendError> | undefined
-  /** Whoever waits for the answer. */
+  /** Resumes whoever waits for the answer. */
   resume: ((answer: Exit.Exit<Reply, BackendError>) => void) | undefined
+}
 
-  constructor(request: Request, options: Options<Reply>) {
-    this.request = request
-    this.options = options
-  }
+interface InFlight<Request, Reply> {
+  readonly batch: NonEmptyReadonlyArray<Pending<Request, Reply>>
+  readonly dueAt: number
+  /** Gives up its place. */
+  readonly free: () => void
 }
 
 export const make = <Request extends { readonly workId: string }, Reply>(options: {
@@ -92,10 +96,13 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
 }): Gather<Request, Reply> => {
   const { clock, deadlines, operation, run } = options
   const queue = new Set<Pending<Request, Reply>>()
-  /** The sizes of the batches in flight. */
-  const inFlight: Array<number> = []
+  /** What was not wanted any more when its turn came. */
+  const dropped = new Set<Pending<Request, Reply>>()
+  const inFlight = new Set<InFlight<Request, Reply>>()
   let scheduled = false
   let impatience: Deadline | undefined
+  /** The earliest moment at which anything may be late. One for all: hardly anything ever is. */
+  let lateness: Deadline | undefined
 
   const failed = (
     workId: string,
@@ -106,45 +113,79 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   const settle = (entry: Pending<Request, Reply>, answer: Exit.Exit<Reply, BackendError>) => {
     if (entry.answer !== undefined) return
     entry.answer = answer
-    if (entry.deadline !== undefined) deadlines.cancel(entry.deadline)
-    entry.resume?.(answer)
+    const { options, resume } = entry
+    if (resume === undefined) return
+    if (Exit.isSuccess(answer)) options.onReply?.(answer.value, entry.since)
+    else if (options.onFailure !== undefined) Option.map(Exit.findErrorOption(answer), options.onFailure)
+    options.turn?.end()
+    resume(answer)
   }
 
   const withdraw = (entry: Pending<Request, Reply>): boolean => {
     if (entry.sent) return false
     queue.delete(entry)
-    if (entry.deadline !== undefined) deadlines.cancel(entry.deadline)
+    dropped.delete(entry)
     return true
   }
 
-  const enqueue = (entry: Pending<Request, Reply>): void => {
-    queue.add(entry)
-    schedule()
-    if (entry.answer !== undefined) return
-    entry.deadline = deadlines.set(entry.options.timeout, () => {
-      const outcome = withdraw(entry) ? "rejected" : "unknown"
-      settle(entry, Exit.fail(failed(entry.request.workId, outcome, new TimedOut({}))))
+  const enqueue = (
+    request: Request,
+    options: Options<Reply>,
+    resume?: (answer: Exit.Exit<Reply, BackendError>) => void
+  ): Pending<Request, Reply> => {
+    const since = Window.now(clock)
+    const dueAt = deadlines.timeOf(since) + options.timeout
+    const entry: Pending<Request, Reply> = {
+      request,
+      options,
+      since,
+      dueAt,
+      sent: false,
+      answer: undefined,
+      resume
+    }
+    if (queue.size === 0 && inFlight.size === 0 && options.isWanted?.() !== false) {
+      // An idle system sends at once: under TestClock, an operation is then over before the next sleep is due.
+      entry.sent = true
+      dispatch([entry])
+    } else {
+      queue.add(entry)
+      schedule()
+    }
+    if (entry.answer === undefined) expectBy(dueAt)
+    return entry
+  }
+
+  const expectBy = (dueAt: number) => {
+    if (lateness !== undefined && lateness.at <= dueAt) return
+    if (lateness !== undefined) deadlines.cancel(lateness)
+    lateness = deadlines.setAt(dueAt, () => {
+      lateness = undefined
+      const isLate = ({ dueAt }: { readonly dueAt: number }) => {
+        if (deadlines.isDue(dueAt)) return true
+        expectBy(dueAt)
+        return false
+      }
+      for (const entry of [...queue, ...dropped, ...[...inFlight].flatMap(({ batch }) => batch)]) {
+        if (entry.answer !== undefined || !isLate(entry)) continue
+        const outcome = withdraw(entry) ? "rejected" : "unknown"
+        settle(entry, Exit.fail(failed(entry.request.workId, outcome, new TimedOut({}))))
+      }
+      for (const statement of [...inFlight].filter(isLate)) statement.free()
     })
   }
 
   const send: Gather<Request, Reply>["send"] = (request, options) =>
     Effect.callback((resume) => {
-      const { onFailure, onReply, turn } = options
-      const entry = new Pending(request, options)
+      const { turn } = options
+      let entry: Pending<Request, Reply> | undefined
       const begin = () => {
-        const since = entry.since = Window.now(clock)
-        entry.resume = (answer) => {
-          if (Exit.isSuccess(answer)) onReply?.(answer.value, since)
-          else if (onFailure !== undefined) Option.map(Exit.findErrorOption(answer), onFailure)
-          turn?.end()
-          resume(answer)
-        }
-        enqueue(entry)
+        entry = enqueue(request, options, resume)
       }
       if (turn === undefined) begin()
       else turn.take(begin)
       return Effect.sync(() => {
-        if (entry.since === undefined) return turn!.cancel(begin)
+        if (entry === undefined) return turn!.cancel(begin)
         entry.resume = undefined
         withdraw(entry)
         turn?.end()
@@ -152,8 +193,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     })
 
   const offer: Gather<Request, Reply>["offer"] = (request, options) => {
-    const entry = new Pending(request, options)
-    enqueue(entry)
+    const entry = enqueue(request, options)
     return {
       withdraw: () => withdraw(entry),
       reply: Effect.callback((resume) => {
@@ -168,14 +208,13 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
 
   const schedule = () => {
     if (scheduled || queue.size === 0) return
-    // An idle system sends at once: under TestClock, an operation is then over before the next sleep is due.
-    if (inFlight.length === 0) return sendNext()
-    if (inFlight.length >= maxInFlight) return
+    if (inFlight.size === 0) return sendNext()
+    if (inFlight.size >= maxInFlight) return
     // As many as are on their way are worth a second statement. Fewer wait for the first one, but not if it hangs.
-    if (queue.size < inFlight[0] && impatience === undefined) {
-      impatience = deadlines.set(patience, scheduleSecond)
+    for (const { batch } of inFlight) {
+      if (queue.size >= batch.length) return scheduleSecond()
     }
-    if (queue.size >= inFlight[0]) scheduleSecond()
+    impatience ??= deadlines.set(patience, scheduleSecond)
   }
 
   const scheduleSecond = () => {
@@ -187,7 +226,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       Effect.yieldNow,
       Effect.sync(() => {
         scheduled = false
-        if (inFlight.length < maxInFlight) sendNext()
+        if (inFlight.size < maxInFlight) sendNext()
       })
     ))
   }
@@ -199,15 +238,28 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
 
   const sendNext = () => {
     becomePatient()
-    const isWorthHalving = inFlight.length === 0 && queue.size >= worthHalving
+    const isWorthHalving = inFlight.size === 0 && queue.size >= worthHalving
     sendUpTo(isWorthHalving ? Math.ceil(queue.size / 2) : queue.size)
     if (isWorthHalving) sendUpTo(queue.size)
   }
 
   const sendUpTo = (limit: number) => {
     const batch = takeBatch(Math.min(limit, maxBatchSize))
-    if (batch === undefined) return
-    inFlight.push(batch.length)
+    if (batch !== undefined) dispatch(batch)
+  }
+
+  const dispatch = (batch: NonEmptyReadonlyArray<Pending<Request, Reply>>) => {
+    const flight: InFlight<Request, Reply> = {
+      batch,
+      dueAt: batch.reduce((latest, { dueAt }) => Math.max(latest, dueAt), 0),
+      // A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever.
+      free: () => {
+        unsubscribe()
+        land(flight)
+        statement.interruptUnsafe()
+      }
+    }
+    inFlight.add(flight)
     const statement = run(sendBatch(batch))
     if (statement.pollUnsafe() !== undefined) {
       // In a layer that was closed it has not even begun.
@@ -216,31 +268,24 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
         const closed = new Other({ why: "the layer of Leases was closed. Close it after the work that uses it" })
         settle(entry, Exit.fail(failed(entry.request.workId, "rejected", closed)))
       }
-      return settled(batch.length)
+      return land(flight)
     }
-    // A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever.
-    const deadline = deadlines.set(
-      batch.reduce((longest, { options }) => Math.max(longest, options.timeout), 0),
-      () => {
-        unsubscribe()
-        settled(batch.length)
-        statement.interruptUnsafe()
-      }
-    )
     const unsubscribe = statement.addObserver(() => {
-      deadlines.cancel(deadline)
       // Whatever has happened to it, nobody is left waiting.
       for (const entry of batch) {
         if (entry.answer !== undefined) continue
         settle(entry, Exit.fail(failed(entry.request.workId, "unknown", new TimedOut({}))))
       }
-      settled(batch.length)
+      land(flight)
     })
   }
 
-  const settled = (size: number) => {
-    inFlight.splice(inFlight.indexOf(size), 1)
+  const land = (flight: InFlight<Request, Reply>) => {
+    inFlight.delete(flight)
     schedule()
+    if (lateness === undefined || inFlight.size + queue.size + dropped.size > 0) return
+    deadlines.cancel(lateness)
+    lateness = undefined
   }
 
   const takeBatch = (limit: number): NonEmptyReadonlyArray<Pending<Request, Reply>> | undefined => {
@@ -251,6 +296,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       if (batch.length === limit) break
       if (entry.options.isWanted?.() === false) {
         queue.delete(entry)
+        dropped.add(entry)
         continue
       }
       if (workIds.has(entry.request.workId)) continue

@@ -310,7 +310,8 @@ const interval = (micros: string): string => `${micros} * interval '1 microsecon
 
 const maxToken = "9223372036854775807"
 
-const isolation = "current_setting('transaction_isolation') AS isolation"
+/** Another level than read committed. */
+const isolation = "nullif(current_setting('transaction_isolation'), 'read committed') AS isolation"
 
 /**
  * In place of it where a statement runs in a transaction of its own: a client
@@ -458,8 +459,7 @@ const clock = `clock AS MATERIALIZED (
 )`
 
 /** What a plain extension answers. */
-const extended = `RETURNING l.work_id, 'Done' AS reply, ${epochMicros("l.expires_at")} AS expires_at,
-  false AS yield_requested, NULL::bigint AS yield_remaining, ${isolation}`
+const extended = `RETURNING l.work_id, ${epochMicros("l.expires_at")} AS expires_at, ${isolation}`
 
 /**
  * The replies to a batch: `decided`, and those without a locked row. Where a
@@ -625,7 +625,7 @@ UPDATE ${names.leases} l SET
     ${releaseRow("clock_timestamp()")}
 FROM locked k
 WHERE k.is_current AND k.exit IS NULL AND k.expires_at > clock_timestamp() AND l.work_id = k.work_id
-RETURNING l.work_id, 'Done' AS reply, ${notified(names, notifies)} AS notified, ${isolation}`
+RETURNING l.work_id, ${notified(names, notifies)} AS notified, ${isolation}`
 
 const releaseSql = (names: Names, notifies: boolean): string =>
   `WITH input AS MATERIALIZED (
@@ -837,13 +837,14 @@ interface AcquireRow extends ItemRow {
 }
 
 interface TermRow extends ItemRow {
-  readonly reply: "Done" | "Fenced" | "Expired" | "Busy"
+  /** Missing where it is done, and plain. */
+  readonly reply?: "Done" | "Fenced" | "Expired" | "Busy"
 }
 
 interface ExtendRow extends TermRow {
   readonly expires_at: Integer | null
-  readonly yield_requested: boolean | null
-  readonly yield_remaining: Integer | null
+  readonly yield_requested?: boolean | null
+  readonly yield_remaining?: Integer | null
 }
 
 const layerOf = (
@@ -908,7 +909,7 @@ const makeStorage = (
       return Effect.tap(statement, ([row]) =>
         Effect.sync(() => {
           // What has succeeded at a stricter level holds; only, the next may not succeed.
-          if (row?.isolation !== undefined && row.isolation !== "read committed") isReadCommitted = false
+          if (typeof row?.isolation === "string") isReadCommitted = false
         })).pipe(
           // Impossible at read committed, and surely not applied.
           Effect.catchIf((error) => codeOf(error) === "40001", () =>
@@ -1490,14 +1491,14 @@ const storedOf = (version: number | null, state: Uint8Array | null): Option.Opti
     // A client may hand out a view of a larger buffer, which the copy lets go.
     : Option.some({ version, bytes: state.slice() })
 
-const termReply = (row: TermRow): Backend.TermReply => ({ _tag: row.reply })
+const termReply = (row: TermRow): Backend.TermReply => ({ _tag: row.reply ?? "Done" })
 
 const extendReply = (row: ExtendRow): Backend.ExtendReply =>
-  row.reply !== "Done" ? { _tag: row.reply } : {
+  row.reply !== undefined && row.reply !== "Done" ? { _tag: row.reply } : {
     _tag: "Done",
     expiresAt: toMillis(row.expires_at!),
     yieldRequest: row.yield_requested !== true ? Option.none() : Option.some({
-      remaining: row.yield_remaining === null
+      remaining: row.yield_remaining === null || row.yield_remaining === undefined
         ? Option.none()
         : Option.some(Duration.micros(BigInt(Math.max(0, Number(row.yield_remaining)))))
     })
