@@ -19,6 +19,27 @@ export type StorageOptions = Postgres.Options & { readonly wakeups?: boolean }
 
 export const storage = (options: StorageOptions = {}) => Postgres.layerWith(options)
 
+/** The client, with every statement that leaves it told. */
+export const toldClient = (url: string, onStatement: () => void) =>
+  Layer.effect(
+    SqlClient.SqlClient,
+    Effect.map(SqlClient.SqlClient, (client) => {
+      const told = (sql: SqlClient.SqlClient): SqlClient.SqlClient =>
+        new Proxy(sql, {
+          get: (sql, property) => {
+            const value = Reflect.get(sql, property)
+            if (property === "withoutTransforms") return () => told(sql.withoutTransforms())
+            if (property !== "unsafe") return value
+            return (...parameters: Parameters<typeof sql.unsafe>) => {
+              onStatement()
+              return sql.unsafe(...parameters)
+            }
+          }
+        })
+      return told(client)
+    })
+  ).pipe(Layer.provide(client(url)))
+
 /** Leases, their backend and its client, over a pool of their own. */
 export const leases = (url: string, options: Lease.LayerOptions & StorageOptions = {}) => {
   const { schema, table, wakeups, ...policy } = options
@@ -197,13 +218,6 @@ export const statistics = Effect.fnUntraced(function*(url: string): Effect.fn.Re
     indexBytes: Number(row.index_bytes)
   }
 })
-
-/** How many transactions the database has seen. Each statement of ours is one. */
-export const transactions = (url: string): Effect.Effect<number, EmbeddedPostgres.EmbeddedPostgresError> =>
-  EmbeddedPostgres.execute(
-    url,
-    `SELECT xact_commit + xact_rollback AS transactions FROM pg_stat_database WHERE datname = current_database()`
-  ).pipe(Effect.map(([row]) => Number(row.transactions)))
 
 /** A backend ends a moment after its client has closed the connection. */
 const allDisconnected = Effect.fnUntraced(function*(url: string): Effect.fn.Return<

@@ -231,7 +231,7 @@ describe("npm run bench", () => {
     Effect.gen(function*() {
       const { code, output } = yield* bench("--tiny", "--only", "1,5,8,10")
       assert.match(output, /PostgreSQL 18\.\d/)
-      assert.match(output, /fsync=off/)
+      assert.match(output, /fsync=on/)
       assert.match(output, / 1 {2}Checkpoints +pass\n/)
       assert.match(output, / 20 holders +[\d.]+k?\/s +(pgbench|client) [\d.]+k?\/s/)
       assert.match(output, / 5 {2}Handoff +(pass|fall short)\n/)

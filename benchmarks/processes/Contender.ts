@@ -21,7 +21,8 @@ export const Contender = Program.make({
       released: Schema.Int,
       /** The milliseconds for which its waiters wanted the lease, all together. */
       waited: Schema.Number,
-      /** The statements that were sent. */
+      /** The statements that were sent: all of them, and those that acquire and release. */
+      statements: Schema.Int,
       acquires: Schema.Int,
       releases: Schema.Int,
       failures: Schema.Array(Schema.String)
@@ -34,6 +35,7 @@ export const Contender = Program.make({
     const failures: Array<string> = []
     let stopped = false
     let waited = 0
+    let statements = 0
 
     const turn = Worker.run(settings.workId, (work) => {
       const from = monotonicMillis()
@@ -75,7 +77,7 @@ export const Contender = Program.make({
         if (operation === "release" && reply === "Done") done.release++
       })),
       Layer.provide(Database.storage()),
-      Layer.provide(Database.client(settings.url))
+      Layer.provide(Database.toldClient(settings.url, () => statements++))
     )
     // With the layer, its connections are closed, and the server knows what they have done.
     yield* Effect.provide(contend, layer)
@@ -83,6 +85,7 @@ export const Contender = Program.make({
       _tag: "Ended",
       terms,
       waited,
+      statements,
       acquired: done.acquire,
       released: done.release,
       acquires: counts.acquire.statements,

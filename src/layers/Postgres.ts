@@ -232,6 +232,9 @@ const migrations = (names: Names): ReadonlyArray<ReadonlyArray<string>> => [[
 )`,
   `INSERT INTO ${names.highWaterMark} (fencing_token) VALUES (0)`
 ], [
+  // A row is inserted without a state, which makes it twice as long: there has to be room for that, and then for one
+  // more version of each row of the page.
+  `ALTER TABLE ${names.leases} SET (fillfactor = 25)`,
   // Few rows that come and go: they are cleaned up after by their number, and the file, which they would fill again, is
   // not cut off, for which every release would have to wait.
   `CREATE TABLE ${names.waiters} (
@@ -571,21 +574,21 @@ const checkpointSql = (names: Names, skipLocked: boolean): string =>
 ${extendReplies(names, skipLocked)}`
 
 /**
- * What an update that sets rows `l` free returns: it tells some of those who
- * wait, once it is committed. One would do, if it were sure to be alive. A
- * notification, which all commits queue up for, is sent only where somebody
- * waits. Otherwise each row costs one look into an index, and where nobody
- * waits for anything not even that.
+ * What an update that sets rows `l` free returns: it tells one of those who
+ * wait, once it is committed; if that one has died, the others look again by
+ * themselves. A notification, which all commits queue up for, is sent only
+ * where somebody waits. Otherwise each row costs one look into an index, and
+ * where nobody waits for anything not even that.
  */
 const notified = (names: Names, notifies: boolean): string =>
   notifies
     ? `(
-    SELECT string_agg(pg_notify('${channelPrefix}' || n.subscriber, l.work_id)::text, '') FROM (
+    SELECT pg_notify('${channelPrefix}' || w.subscriber, l.work_id)::text FROM (
       SELECT w.subscriber FROM ${names.waiters} w
       WHERE (SELECT true FROM ${names.waiters} LIMIT 1) AND w.work_id = l.work_id AND w.expires_at > l.expires_at
       ORDER BY random()
-      LIMIT 2
-    ) n
+      LIMIT 1
+    ) w
   )`
     : "NULL"
 
