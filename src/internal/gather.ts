@@ -61,6 +61,12 @@ export interface Options<in Reply> {
 export interface Gather<in Request, in out Reply> {
   /** Sends one operation, and takes it back when its caller is interrupted before it was sent. */
   readonly send: (request: Request, options: Options<Reply>) => Effect.Effect<Reply, BackendError>
+  /** Sends one operation without a fiber that waits for it. Returns how to take it back, after which nothing is answered. */
+  readonly call: (
+    request: Request,
+    options: Options<Reply>,
+    onAnswer: (answer: Exit.Exit<Reply, BackendError>) => void
+  ) => () => void
   /** Queues one operation. */
   readonly offer: (request: Request, options: Options<Reply>) => Entry<Reply>
 }
@@ -175,21 +181,27 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     })
   }
 
+  const call: Gather<Request, Reply>["call"] = (request, options, onAnswer) => {
+    const { turn } = options
+    let entry: Pending<Request, Reply> | undefined
+    const begin = () => {
+      entry = enqueue(request, options, onAnswer)
+    }
+    if (turn === undefined) begin()
+    else turn.take(begin)
+    return () => {
+      if (entry === undefined) return turn!.cancel(begin)
+      if (entry.answer !== undefined) return
+      entry.resume = undefined
+      withdraw(entry)
+      turn?.end()
+    }
+  }
+
   const send: Gather<Request, Reply>["send"] = (request, options) =>
     Effect.callback((resume) => {
-      const { turn } = options
-      let entry: Pending<Request, Reply> | undefined
-      const begin = () => {
-        entry = enqueue(request, options, resume)
-      }
-      if (turn === undefined) begin()
-      else turn.take(begin)
-      return Effect.sync(() => {
-        if (entry === undefined) return turn!.cancel(begin)
-        entry.resume = undefined
-        withdraw(entry)
-        turn?.end()
-      })
+      const cancel = call(request, options, resume)
+      return Effect.sync(cancel)
     })
 
   const offer: Gather<Request, Reply>["offer"] = (request, options) => {
@@ -351,7 +363,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     return Exit.fail(failed(workId, "unknown", new TimedOut({})))
   }
 
-  return { send, offer }
+  return { call, send, offer }
 }
 
 /** The whole batch was refused for a reason that may lie with one item: each is then sent by itself. */

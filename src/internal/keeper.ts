@@ -7,30 +7,32 @@
 import type * as Clock from "effect/Clock"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
-import * as Fiber from "effect/Fiber"
-import type { Deadline, Deadlines, Run } from "./deadlines.ts"
+import type { Deadline, Deadlines } from "./deadlines.ts"
 import type { Term } from "./term.ts"
 import * as Window from "./window.ts"
 
 /** How often the clocks are compared: the monotonic one, which timers follow, may have stood still meanwhile. */
 const watchInterval = 1000
 
-/** The milliseconds that the clocks may differ by, for one of them has no finer unit. */
-const clockUnit = 1
+/** The milliseconds by which the clocks may part, as they do when one of them is being adjusted, before it matters. */
+const insignificant = 10
 
 /** The part of `renewEvery` by which a renewal may come earlier, in one statement with others. */
 const slackOf = (renewEvery: number): number => renewEvery / 8
 
+/** Begins a renewal, which calls back at its end. Returns how to stop it. */
+export type Renew = (onEnd: () => void) => Effect.Effect<void>
+
 interface Kept {
-  readonly renew: Effect.Effect<void>
+  readonly renew: Renew
   deadline: Deadline | undefined
-  renewal: Fiber.Fiber<void> | undefined
+  /** Stops the renewal in flight. */
+  stop: Effect.Effect<void> | undefined
 }
 
 export class Keeper {
   private readonly clock: Clock.Clock
   private readonly deadlines: Deadlines
-  private readonly run: Run
   private readonly all = new Map<Term, Kept>()
   private watching: Deadline | undefined
   private seen: Window.Instant
@@ -38,17 +40,14 @@ export class Keeper {
   constructor(options: {
     readonly clock: Clock.Clock
     readonly deadlines: Deadlines
-    readonly run: Run
   }) {
     this.clock = options.clock
     this.deadlines = options.deadlines
-    this.run = options.run
     this.seen = Window.now(options.clock)
   }
 
-  /** `renew` renews once, and never fails. */
-  keep(term: Term, renew: Effect.Effect<void>): void {
-    this.all.set(term, { renew, deadline: undefined, renewal: undefined })
+  keep(term: Term, renew: Renew): void {
+    this.all.set(term, { renew, deadline: undefined, stop: undefined })
     if (this.watching === undefined) {
       this.seen = Window.now(this.clock)
       this.watch()
@@ -66,17 +65,8 @@ export class Keeper {
     const renewEvery = Duration.toMillis(term.policy.renewEvery)
     const slack = slackOf(renewEvery)
     // A checkpoint extends the lease too, so the next renewal is counted from it.
-    if (kept.renewal === undefined && renewEvery - term.sinceConfirmed <= slack) {
-      const renewal = this.run(kept.renew)
-      if (renewal.pollUnsafe() === undefined) {
-        kept.renewal = renewal
-        renewal.addObserver(() => {
-          kept.renewal = undefined
-          this.look(term)
-        })
-      }
-    }
-    const untilRenewal = kept.renewal === undefined ? renewEvery - term.sinceConfirmed : Infinity
+    if (kept.stop === undefined && renewEvery - term.sinceConfirmed <= slack) this.renew(term, kept)
+    const untilRenewal = kept.stop === undefined ? renewEvery - term.sinceConfirmed : Infinity
     const untilYieldDeadline = term.untilYieldDeadline
     const untilEnd = Math.min(term.remaining, untilYieldDeadline > 0 ? untilYieldDeadline : Infinity)
     kept.deadline = this.deadlines.set(
@@ -97,8 +87,19 @@ export class Keeper {
         this.deadlines.cancel(this.watching)
         this.watching = undefined
       }
-      return kept.renewal === undefined ? Effect.void : Fiber.interrupt(kept.renewal)
+      return kept.stop ?? Effect.void
     })
+  }
+
+  private renew(term: Term, kept: Kept): void {
+    let isOver = false
+    const stop = kept.renew(() => {
+      isOver = true
+      if (kept.stop === undefined) return
+      kept.stop = undefined
+      this.look(term)
+    })
+    if (!isOver) kept.stop = stop
   }
 
   private watch(): void {
@@ -106,7 +107,7 @@ export class Keeper {
       this.watch()
       const now = Window.now(this.clock)
       const leap = now.wall - this.seen.wall - Number(now.monotonic - this.seen.monotonic) / 1_000_000
-      if (Math.abs(leap) <= clockUnit) return
+      if (Math.abs(leap) <= insignificant) return
       this.seen = now
       if (leap > 0) { for (const term of this.all.keys()) this.look(term) }
     })

@@ -8,6 +8,7 @@ import * as SecureRandom from "effect/crypto/SecureRandom"
 import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
+import * as Base64Url from "effect/encoding/Base64Url"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
@@ -36,7 +37,7 @@ import type * as Work from "../Work.ts"
 import { type Codec, codecOf, decodePrior, decodeState, encodeFinal } from "./codec.ts"
 import { Deadlines, makeRun } from "./deadlines.ts"
 import * as Gather from "./gather.ts"
-import { Keeper } from "./keeper.ts"
+import { Keeper, type Renew } from "./keeper.ts"
 import * as Lines from "./line.ts"
 import { type Options as ResendOptions, resend } from "./resend.ts"
 import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
@@ -71,6 +72,9 @@ const expiryJitter = 25
 /** How often and within how many milliseconds a fail-fast acquire asks again for a row that is changing. */
 const contendedTries = 3
 const contendedWithin = 20
+
+/** No other attempt on the same work ID has the same one. A shorter one makes for shorter rows. */
+const newAttempt = (): string => Base64Url.encode(SecureRandom.randomBytesUnsafe(12))
 
 export const make = Effect.fnUntraced(function*(
   options: LayerOptions
@@ -218,7 +222,7 @@ export const make = Effect.fnUntraced(function*(
   const attempt = (workId: string, policy: Renewal.Policy, restore: Restore) =>
     Effect.suspend(() => {
       const first = Window.now(clock)
-      const request = { workId, holderId, attempt: SecureRandom.uuidV4Unsafe(), ttl: policy.ttl }
+      const request = { workId, holderId, attempt: newAttempt(), ttl: policy.ttl }
       let entry: Gather.Entry<Backend.AcquireReply> | undefined
       let offers = 0
       const send = Effect.suspend(() => {
@@ -396,14 +400,12 @@ export const make = Effect.fnUntraced(function*(
     keeper.look(term)
   }
 
-  const renewTerm = ({ resending, sending, term }: Extending) => {
-    const { fencingToken, holderId, workId } = term
-    return resend(
-      "renew",
-      renewals.send({ workId, holderId, fencingToken, ttl: term.policy.ttl }, sending),
-      resending
-    )
-  }
+  const renewRequest = ({ fencingToken, holderId, policy, workId }: Term): Backend.RenewRequest => ({
+    workId,
+    holderId,
+    fencingToken,
+    ttl: policy.ttl
+  })
 
   const checkpointRequest = (term: Term, state: Backend.Stored, sequence: bigint): Backend.CheckpointRequest => ({
     workId: term.workId,
@@ -461,25 +463,42 @@ export const make = Effect.fnUntraced(function*(
   // supervision
   // ---------------------------------------------------------------------------
 
-  const keeper = new Keeper({ clock, deadlines, run })
+  const keeper = new Keeper({ clock, deadlines })
 
-  const renewal = (extending: Extending): Effect.Effect<void> => {
-    const { policy, workId } = extending.term
-    return renewTerm(extending).pipe(
-      Effect.map((reply) => {
-        if (reply._tag !== "Done") extending.term.lose(extending.term.refusal(reply))
-      }),
-      Effect.catch((error) =>
-        Effect.andThen(
-          Effect.logWarning(`Could not renew the lease on ${JSON.stringify(workId)}: ${error.message}`),
-          Effect.sleep(Duration.min(policy.renewEvery, Duration.seconds(1)))
-        )
-      ),
-      Effect.tapDefect((defect) =>
-        Effect.logError(`The renewal of the lease on ${JSON.stringify(workId)} failed`, defect)
-      ),
-      Effect.annotateLogs({ module: "worklease/Lease", fiber: "renewal" })
-    )
+  /** What mostly succeeds at once has no fiber of its own. */
+  const renewal = ({ resending, sending, term }: Extending): Renew => {
+    const request = renewRequest(term)
+    const goOn = (first: Exit.Exit<Backend.ExtendReply, BackendError>) => {
+      let known: typeof first | undefined = first
+      const send = Effect.suspend(() => {
+        const answer = known ?? renewals.send(request, sending)
+        known = undefined
+        return answer
+      })
+      return Effect.matchCauseEffect(resend("renew", send, resending), {
+        onSuccess: (reply) => {
+          if (reply._tag !== "Done") term.lose(term.refusal(reply))
+          return Effect.void
+        },
+        onFailure: (cause) =>
+          Effect.andThen(
+            Effect.logWarning(`Could not renew the lease on ${JSON.stringify(term.workId)}`, cause),
+            Effect.sleep(Duration.min(term.policy.renewEvery, Duration.seconds(1)))
+          ).pipe(Effect.annotateLogs({ module: "worklease/Lease", fiber: "renewal" }))
+      })
+    }
+    return (onEnd) => {
+      let fiber: Fiber.Fiber<void> | undefined
+      const cancel = renewals.call(request, sending, (answer) => {
+        if (Exit.isSuccess(answer) && answer.value._tag === "Done") return onEnd()
+        fiber = run(goOn(answer))
+        fiber.addObserver(onEnd)
+      })
+      return Effect.suspend(() => {
+        cancel()
+        return fiber === undefined ? Effect.void : Fiber.interrupt(fiber)
+      })
+    }
   }
 
   const take = (
@@ -772,7 +791,10 @@ export const make = Effect.fnUntraced(function*(
         const term = termOf(token)
         return Effect.andThen(
           refuseInsideExclusive("renew", term.workId),
-          renewTerm(extendingOf(term, false))
+          Effect.suspend(() => {
+            const { resending, sending } = extendingOf(term, false)
+            return resend("renew", renewals.send(renewRequest(term), sending), resending)
+          })
         ).pipe(Effect.flatMap((reply) => settleSingle(term, reply)))
       }),
     release: (token, exit, ...state) =>

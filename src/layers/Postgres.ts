@@ -234,7 +234,7 @@ const migrations = (names: Names): ReadonlyArray<ReadonlyArray<string>> => [[
 ], [
   // A row is inserted without a state, which makes it twice as long: there has to be room for that, and then for one
   // more version of each row of the page.
-  `ALTER TABLE ${names.leases} SET (fillfactor = 25)`,
+  `ALTER TABLE ${names.leases} SET (fillfactor = 20)`,
   // Few rows that come and go: they are cleaned up after by their number, and the file, which they would fill again, is
   // not cut off, for which every release would have to wait.
   `CREATE TABLE ${names.waiters} (
@@ -450,7 +450,7 @@ const highestToken = (names: Names): string =>
  */
 const lockRows = (names: Names, input: string, columns: string, skipLocked = true): string =>
   `locked AS MATERIALIZED (
-  SELECT i.*, l.holder_id = i.term_holder_id AND l.fencing_token = i.term_fencing_token AS is_current, ${columns}
+  SELECT i.*, l.ctid AS version, l.holder_id = i.term_holder_id AND l.fencing_token = i.term_fencing_token AS is_current, ${columns}
   FROM ${input} i JOIN ${names.leases} l ON l.work_id = i.work_id
   ORDER BY l.work_id
   FOR NO KEY UPDATE OF l${skipLocked ? " SKIP LOCKED" : ""}
@@ -460,6 +460,13 @@ const clock = `clock AS MATERIALIZED (
   SELECT c.now, ${epochMicros("c.now")} AS now_micros
   FROM (SELECT clock_timestamp() AS now, count(*) AS locked FROM locked) c
 )`
+
+/**
+ * A plain statement finds its rows again by the version that it has locked,
+ * without a second look into the index. One that is newer than the statement's
+ * snapshot is not found, and so is left to the statement that decides.
+ */
+const isLockedRow = "l.ctid = k.version"
 
 /** What a plain extension answers. */
 const extended = `RETURNING l.work_id, ${epochMicros("l.expires_at")} AS expires_at, ${isolation}`
@@ -504,7 +511,7 @@ const plainRenewSql = (names: Names, input: Input): string =>
 UPDATE ${names.leases} l SET expires_at = clock_timestamp() + ${interval("k.ttl")}
 FROM locked k
 WHERE k.is_current AND k.exit IS NULL AND k.expires_at > clock_timestamp() AND NOT k.yield_requested
-  AND l.work_id = k.work_id
+  AND ${isLockedRow}
 ${extended}`
 
 const renewSql = (names: Names): string =>
@@ -546,7 +553,7 @@ UPDATE ${names.leases} l SET
   state = k.new_state
 FROM locked k
 WHERE k.is_current AND k.exit IS NULL AND k.new_sequence > k.sequence AND NOT k.yield_requested
-  AND l.work_id = k.work_id
+  AND ${isLockedRow}
 ${extended}`
 
 const checkpointSql = (names: Names, skipLocked: boolean): string =>
@@ -627,7 +634,7 @@ const plainReleaseSql = (names: Names, input: Input, notifies: boolean): string 
 UPDATE ${names.leases} l SET
     ${releaseRow("clock_timestamp()")}
 FROM locked k
-WHERE k.is_current AND k.exit IS NULL AND k.expires_at > clock_timestamp() AND l.work_id = k.work_id
+WHERE k.is_current AND k.exit IS NULL AND k.expires_at > clock_timestamp() AND ${isLockedRow}
 RETURNING l.work_id, ${notified(names, notifies)} AS notified, ${isolation}`
 
 const releaseSql = (names: Names, notifies: boolean): string =>
