@@ -58,18 +58,19 @@ export const codecOf = (work: Work.Input, context: Context.Context<never>): Code
       decode: () => Effect.succeedNone
     }
   }
-  // What the codec needs is taken from where the lease was taken; what changes since, from where it is used.
-  // Merged once for each: a fiber's context rarely changes between two checkpoints.
+  // What the codec needs is taken from where the lease was taken; what changes since, from where it is used. Mostly that
+  // has everything, and is the same as at the checkpoint before.
   let seen = context
-  let merged = context
+  let missing = false
   const provide = <A, E>(effect: Effect.Effect<A, E, any>): Effect.Effect<A, E> =>
-    Effect.updateContext(effect as Effect.Effect<A, E>, (current: Context.Context<never>) => {
+    Effect.withFiber((fiber) => {
+      const current = fiber.context
       if (current !== seen) {
         seen = current
-        merged = Context.merge(context, current)
+        missing = Array.from(context.mapUnsafe.keys()).some((key) => !current.mapUnsafe.has(key))
       }
-      return merged
-    })
+      return missing ? Effect.provideContext(effect, Context.merge(context, current)) : effect
+    }) as Effect.Effect<A, E>
   return {
     encode: (state) => provide(checkpoint.encode(workId, state as never)),
     decode: (stored) => Effect.asSome(provide(checkpoint.decode(workId, stored)))

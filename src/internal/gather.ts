@@ -52,7 +52,7 @@ export interface Options<in Reply> {
   /** Whose operations are sent one after the other. */
   readonly turn?: Turn | undefined
   /** Whether it is still to be sent when its place in a batch has come. */
-  readonly isWanted?: (() => boolean) | undefined
+  readonly isWanted?: ((now: Window.Instant) => boolean) | undefined
   /** Notes the reply, with the moment from which it may be counted, before anything follows from it. */
   readonly onReply?: ((reply: Reply, since: Window.Instant) => void) | undefined
   readonly onFailure?: ((error: BackendError) => void) | undefined
@@ -150,7 +150,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       answer: undefined,
       resume
     }
-    if (queue.size === 0 && inFlight.size === 0 && options.isWanted?.() !== false) {
+    if (queue.size === 0 && inFlight.size === 0 && options.isWanted?.(since) !== false) {
       // An idle system sends at once: under TestClock, an operation is then over before the next sleep is due.
       entry.sent = true
       dispatch([entry])
@@ -303,10 +303,11 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   const takeBatch = (limit: number): NonEmptyReadonlyArray<Pending<Request, Reply>> | undefined => {
     const workIds = new Set<string>()
     const batch: Array<Pending<Request, Reply>> = []
+    const now = Window.now(clock)
     let bytes = 0
     for (const entry of queue) {
       if (batch.length === limit) break
-      if (entry.options.isWanted?.() === false) {
+      if (entry.options.isWanted?.(now) === false) {
         queue.delete(entry)
         dropped.add(entry)
         continue
@@ -323,53 +324,50 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   }
 
   const sendBatch = (batch: NonEmptyReadonlyArray<Pending<Request, Reply>>): Effect.Effect<void> =>
-    Effect.flatMap(
-      Effect.exit(
-        Effect.suspend(() =>
-          options.send(batch.map(({ request }) => request) as unknown as NonEmptyReadonlyArray<Request>)
-        )
+    Effect.matchCauseEffect(
+      Effect.suspend(() =>
+        options.send(batch.map(({ request }) => request) as unknown as NonEmptyReadonlyArray<Request>)
       ),
-      (exit) => {
-        if (batch.length > 1 && isRefusedWhole(exit)) {
-          return Effect.forEach(
-            batch.filter((entry) => entry.options.isWanted?.() !== false),
-            (entry) => sendBatch([entry]),
-            { discard: true }
-          )
+      {
+        onSuccess: (replies) => {
+          for (let i = 0; i < batch.length; i++) settle(batch[i], replyOf(batch[i].request.workId, replies[i]))
+          return Effect.void
+        },
+        onFailure: (cause) => {
+          if (batch.length > 1 && isRefusedWhole(cause)) {
+            return Effect.forEach(
+              batch.filter((entry) => entry.options.isWanted?.(Window.now(clock)) !== false),
+              (entry) => sendBatch([entry]),
+              { discard: true }
+            )
+          }
+          for (const entry of batch) settle(entry, Exit.fail(failureOf(entry.request.workId, cause)))
+          return Effect.void
         }
-        for (let i = 0; i < batch.length; i++) settle(batch[i], answer(batch[i].request.workId, exit, i))
-        return Effect.void
       }
     )
 
-  const answer = (
-    workId: string,
-    exit: Exit.Exit<ReadonlyArray<Reply | BackendError>, BackendError>,
-    index: number
-  ): Exit.Exit<Reply, BackendError> => {
-    if (Exit.isSuccess(exit)) {
-      const reply = exit.value[index]
-      if (reply instanceof BackendError) return Exit.fail(forItem(reply, workId))
-      return reply === undefined
-        ? Exit.fail(failed(workId, "unknown", new Other({ why: "the backend left an item unanswered" })))
-        : Exit.succeed(reply)
+  const replyOf = (workId: string, reply: Reply | BackendError | undefined): Exit.Exit<Reply, BackendError> => {
+    if (reply instanceof BackendError) return Exit.fail(forItem(reply, workId))
+    return reply === undefined
+      ? Exit.fail(failed(workId, "unknown", new Other({ why: "the backend left an item unanswered" })))
+      : Exit.succeed(reply)
+  }
+
+  const failureOf = (workId: string, cause: Cause.Cause<BackendError>): BackendError => {
+    for (const reason of cause.reasons) {
+      if (Cause.isFailReason(reason)) return forItem(reason.error, workId)
+      if (Cause.isDieReason(reason)) return failed(workId, "unknown", new Other({ cause: reason.defect }))
     }
-    for (const reason of exit.cause.reasons) {
-      if (Cause.isFailReason(reason)) return Exit.fail(forItem(reason.error, workId))
-      if (Cause.isDieReason(reason)) {
-        return Exit.fail(failed(workId, "unknown", new Other({ cause: reason.defect })))
-      }
-    }
-    return Exit.fail(failed(workId, "unknown", new TimedOut({})))
+    return failed(workId, "unknown", new TimedOut({}))
   }
 
   return { call, send, offer }
 }
 
 /** The whole batch was refused for a reason that may lie with one item: each is then sent by itself. */
-const isRefusedWhole = (exit: Exit.Exit<unknown, BackendError>): boolean =>
-  Exit.isFailure(exit) &&
-  exit.cause.reasons.some((reason) =>
+const isRefusedWhole = (cause: Cause.Cause<BackendError>): boolean =>
+  cause.reasons.some((reason) =>
     Cause.isFailReason(reason) && reason.error.outcome === "rejected" && reason.error.reason._tag === "Other"
   )
 

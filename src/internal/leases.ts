@@ -19,8 +19,6 @@ import type { AcquireOptions, HoldOptions, LayerOptions, Lease, Leases, Prior, T
 import {
   BackendError,
   type CheckpointDecodeError,
-  type CheckpointEncodeError,
-  type CheckpointTooLarge,
   Fenced,
   InvalidConfig,
   type InvalidWorkId,
@@ -39,7 +37,7 @@ import { Deadlines, makeRun } from "./deadlines.ts"
 import * as Gather from "./gather.ts"
 import { Keeper, type Renew } from "./keeper.ts"
 import * as Lines from "./line.ts"
-import { type Options as ResendOptions, resend } from "./resend.ts"
+import { type Options as ResendOptions, resend, resendThen } from "./resend.ts"
 import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
 import { makeToken, Term, termOf } from "./term.ts"
 import type { Turn } from "./turn.ts"
@@ -378,7 +376,7 @@ export const make = Effect.fnUntraced(function*(
       timeout: timeoutOf(term.policy),
       turn: term.turn,
       // Of a supervised term nothing is sent once it is lost, not even what waits in a queue.
-      isWanted: supervised ? () => !term.loseIfExhausted() : undefined,
+      isWanted: supervised ? (now) => !term.loseIfExhausted(now) : undefined,
       onReply: (reply, since) => {
         if (reply._tag === "Done") extended(term, since, reply.yieldRequest)
       },
@@ -417,11 +415,19 @@ export const make = Effect.fnUntraced(function*(
   })
 
   /** Takes effect in the order of the calls, however long each of them encodes. */
-  const checkpointTerm = ({ resending, sending, term }: Extending, state: unknown) => {
+  const checkpointTerm = <A, E, A2, E2>(
+    { resending, sending, term }: Extending,
+    state: unknown,
+    then: {
+      readonly onSuccess: (reply: Exclude<Backend.ExtendReply, { readonly _tag: "Busy" }>) => Effect.Effect<A, E>
+      readonly onFailure: (error: BackendError) => Effect.Effect<A2, E2>
+    }
+  ) => {
     const sequence = ++term.sequence
     return Effect.flatMap(
       term.codec.encode(state),
-      (stored) => resend("checkpoint", checkpoints.send(checkpointRequest(term, stored, sequence), sending), resending)
+      (stored) =>
+        resendThen("checkpoint", checkpoints.send(checkpointRequest(term, stored, sequence), sending), resending, then)
     )
   }
 
@@ -561,8 +567,7 @@ export const make = Effect.fnUntraced(function*(
       })
 
     const checkpointed = {
-      onFailure: (error: CheckpointEncodeError | CheckpointTooLarge | BackendError) =>
-        error._tag === "BackendError" && term.loseIfExhausted() ? noReturn(term) : Effect.fail(error),
+      onFailure: (error: BackendError) => term.loseIfExhausted() ? noReturn(term) : Effect.fail(error),
       onSuccess: (reply: Exclude<Backend.ExtendReply, { readonly _tag: "Busy" }>) => {
         if (reply._tag !== "Done") term.lose(term.refusal(reply))
         if (term.loss !== undefined) return noReturn(term)
@@ -598,7 +603,7 @@ export const make = Effect.fnUntraced(function*(
             if (mayYield()) {
               return Effect.flatMap(term.codec.encode(state), (stored) => endHere(term, Option.some(stored)))
             }
-            return Effect.matchEffect(checkpointTerm(extending, state), checkpointed)
+            return checkpointTerm(extending, state, checkpointed)
           })
         ),
       leaveAs: (exit, ...state) =>
@@ -767,15 +772,15 @@ export const make = Effect.fnUntraced(function*(
     checkpoint: (token, state) =>
       Effect.suspend(() => {
         const term = termOf(token)
-        return Effect.flatMap(openTransaction, (transaction) =>
+        const onSuccess = (reply: Exclude<Backend.ExtendReply, { readonly _tag: "Busy" }>) => settleSingle(term, reply)
+        return inTransaction((transaction) =>
           Option.isSome(transaction)
             ? Effect.flatMap(
               term.codec.encode(state),
-              (stored) => checkpointJoined(transaction.value, term, stored, () => {})
+              (stored) => Effect.flatMap(checkpointJoined(transaction.value, term, stored, () => {}), onSuccess)
             )
-            : checkpointTerm(extendingOf(term, false), state)).pipe(
-            Effect.flatMap((reply) => settleSingle(term, reply))
-          )
+            : checkpointTerm(extendingOf(term, false), state, { onSuccess, onFailure: Effect.fail })
+        )
       }),
     readCheckpoint: (token) =>
       Effect.suspend(() => {

@@ -136,8 +136,8 @@ export class Term implements Backend.Term {
   }
 
   /** Work that goes on after its window has ended is lost, whether or not anybody has noticed yet. */
-  loseIfExhausted(): boolean {
-    if (this.loss === undefined && this.remaining <= 0) {
+  loseIfExhausted(now: Window.Instant = Window.now(this.clock)): boolean {
+    if (this.loss === undefined && this.window <= Window.millisBetween(this.confirmedAt, now)) {
       const { fencingToken, lastFailure, workId } = this
       this.lose(new WindowExhausted({ workId, fencingToken, cause: lastFailure }))
     }

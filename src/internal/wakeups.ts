@@ -27,6 +27,8 @@ export interface Store {
   readonly listen: Effect.Effect<Queue.Dequeue<{ readonly payload: string }, unknown>, unknown, Scope.Scope>
   /** From now on, until `registrationTtl` has passed, the endings of these work IDs are told. */
   readonly register: (workIds: ReadonlyArray<string>) => Effect.Effect<unknown, unknown>
+  /** Ends that, and tells somebody else who has registered of each. */
+  readonly passOn: (workIds: ReadonlyArray<string>) => Effect.Effect<unknown, unknown>
   /** Ends that, and cleans up what others have left behind. A ping is a message that names no work ID. */
   readonly unregister: (workIds: ReadonlyArray<string>, ping: boolean) => Effect.Effect<unknown, unknown>
 }
@@ -74,6 +76,9 @@ export const makeUnsafe = (store: Store): Wakeups => {
   /** Those of them that nothing has waited for since the last look. */
   const idle = new Set<string>()
   let isIdle = false
+  /** What was told here although nothing waits for it any more, and whether there is any. */
+  const misdirected = new Set<string>()
+  const isMisdirected = Latch.makeUnsafe(false)
   /** Open once a message has come. */
   const heard = Latch.makeUnsafe(false)
   let isProven = false
@@ -125,7 +130,24 @@ export const makeUnsafe = (store: Store): Wakeups => {
     Effect.forever(Effect.map(Queue.take(queue), ({ payload }) => {
       heard.openUnsafe()
       wake(payload)
+      if (payload === "" || waiting.has(payload)) return
+      registered.delete(payload)
+      known.delete(payload)
+      idle.delete(payload)
+      misdirected.add(payload)
+      isMisdirected.openUnsafe()
     }))
+
+  /** Each time one process fewer is registered, so that this comes to an end. */
+  const passingOn = Effect.forever(Effect.andThen(
+    isMisdirected.await,
+    turn.withPermit(Effect.suspend(() => {
+      const workIds = Array.from(misdirected)
+      misdirected.clear()
+      isMisdirected.closeUnsafe()
+      return store.passOn(workIds)
+    }))
+  ))
 
   /** While one statement is in flight, the next batch forms. */
   const registering = Effect.forever(Effect.andThen(
@@ -204,6 +226,7 @@ export const makeUnsafe = (store: Store): Wakeups => {
         // Also when the client is closed, which interrupts it.
         Effect.flatMap(Fiber.await(receiver), (exit) => Effect.fail(exit)),
         registering,
+        passingOn,
         refreshing,
         tidying
       ])

@@ -22,11 +22,10 @@ export const now = (clock: Clock.Clock): Instant => ({
  * The larger of both, because either may stand still: the wall clock when it
  * is set back, the monotonic one while the machine is suspended.
  */
-export const elapsedMillis = (clock: Clock.Clock, since: Instant): number =>
-  Math.max(
-    clock.currentTimeMillisUnsafe() - since.wall,
-    Number(clock.monotonicTimeNanosUnsafe() - since.monotonic) / 1_000_000
-  )
+export const millisBetween = (from: Instant, to: Instant): number =>
+  Math.max(to.wall - from.wall, Number(to.monotonic - from.monotonic) / 1_000_000)
+
+export const elapsedMillis = (clock: Clock.Clock, since: Instant): number => millisBetween(since, now(clock))
 
 export const windowMillis = (policy: Renewal.Policy): number =>
   Duration.toMillis(policy.ttl) - Duration.toMillis(policy.safetyMargin)

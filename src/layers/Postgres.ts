@@ -726,6 +726,21 @@ const unregisterSql = (names: Names): string =>
 )
 SELECT CASE WHEN $3::boolean THEN pg_notify('${channelPrefix}' || $2::text, '')::text END AS pinged, ${isolation}`
 
+/** Somebody who does not wait any more was told: ends that, and tells somebody else. */
+const passOnSql = (names: Names): string =>
+  `WITH input AS MATERIALIZED (
+  ${manyItems([["work_id", "text"]])}
+), deleted AS (
+  DELETE FROM ${names.waiters} w USING input i WHERE w.work_id = i.work_id AND w.subscriber = $2::text
+)
+SELECT pg_notify('${channelPrefix}' || w.subscriber, i.work_id)::text AS notified, ${isolation}
+FROM input i CROSS JOIN LATERAL (
+  SELECT w.subscriber FROM ${names.waiters} w
+  WHERE w.work_id = i.work_id AND w.subscriber <> $2::text AND w.expires_at > clock_timestamp()
+  ORDER BY random()
+  LIMIT 1
+) w`
+
 const sweepSql = (names: Names): string =>
   `WITH ended AS MATERIALIZED (
   SELECT l.work_id, l.fencing_token FROM ${names.leases} l
@@ -892,6 +907,7 @@ const makeStorage = (
     read: readSql(names),
     forget: forgetSql(names, notifies),
     register: registerSql(names),
+    passOn: passOnSql(names),
     unregister: unregisterSql(names),
     requestYield: requestYieldSql(names),
     sweep: sweepSql(names),
@@ -1167,6 +1183,7 @@ const makeStorage = (
     listen: inTime("listen", Effect.withTracerEnabled(listen(`${channelPrefix}${subscriber}`), false)),
     register: (workIds) =>
       inTime("register", run("register", text.register, [workIds, subscriber, micros(Wakeups.registrationTtl)])),
+    passOn: (workIds) => inTime("passOn", run("passOn", text.passOn, [workIds, subscriber])),
     unregister: (workIds, ping) => inTime("unregister", run("unregister", text.unregister, [workIds, subscriber, ping]))
   })
 

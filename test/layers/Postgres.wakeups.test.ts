@@ -169,6 +169,20 @@ describe("Wake-ups on PostgreSQL", () => {
         yield* Sessions.eventually("it is told", Effect.sync(() => hints.count() === 2))
       }))
 
+    it.live("also if whoever is told does not wait any more: it passes that on", () =>
+      Effect.gen(function*() {
+        const { url } = yield* freshDatabase()
+        const [a, b, c] = yield* Effect.forEach([1, 2, 3], () => start(url))
+        const hints = yield* waitingFor(b, "job")
+        // One of two is told, at random.
+        for (let i = 0; i < 8; i++) {
+          yield* Effect.scoped(waitingFor(a, "job"))
+          const before = hints.count()
+          yield* passOn(c, "job")
+          yield* Sessions.eventually("it is told", Effect.sync(() => hints.count() > before))
+        }
+      }))
+
     it.live("to one of the processes that wait, all who wait there, and nobody else", () =>
       Effect.gen(function*() {
         const { url } = yield* freshDatabase()
