@@ -149,7 +149,7 @@ ${
 ## Limits
 
 - The server has PostgreSQL's own defaults: a commit waits for the disk, on either side. What is gathered into few
-  statements waits less often. The last lines of target 1 have the same with \`synchronous_commit\` off, where nothing waits.
+  statements waits less often. The last line of target 1 has the same with \`synchronous_commit\` off, where nothing waits.
 - Client, server and whatever measures them share ${
     Format.plural(machine.cores, "core")
   }, and there is no network between

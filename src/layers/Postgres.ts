@@ -420,7 +420,7 @@ SELECT 'Acquired' AS reply, NULL::text AS held_by, NULL::bigint AS remaining, a.
 UNION ALL
 SELECT
   CASE
-    WHEN l.work_id IS NULL THEN CASE WHEN m.fencing_token < ${maxToken} THEN 'Contended' ELSE 'Exhausted' END
+    WHEN l.work_id IS NULL THEN CASE WHEN (${highestToken(names)}) < ${maxToken} THEN 'Contended' ELSE 'Exhausted' END
     WHEN l.attempt = i.attempt THEN CASE
       WHEN l.exit IS NULL AND l.expires_at > c.now AND l.holder_id = i.holder_id THEN 'Acquired'
       ELSE 'AttemptEnded'
@@ -435,7 +435,6 @@ SELECT
   l.prior_exit, l.prior_holder_id, l.prior_fencing_token, ${isolation}
 FROM input i
   CROSS JOIN (SELECT clock_timestamp() AS now) c
-  CROSS JOIN (${highestToken(names)}) m
   LEFT JOIN ${names.leases} l ON l.work_id = i.work_id
 WHERE i.work_id NOT IN (SELECT a.work_id FROM acquired a)`
 
@@ -584,15 +583,14 @@ ${extendReplies(names, skipLocked)}`
  * What an update that sets rows `l` free returns: it tells one of those who
  * wait, once it is committed; if that one has died, the others look again by
  * themselves. A notification, which all commits queue up for, is sent only
- * where somebody waits. Otherwise each row costs one look into an index, and
- * where nobody waits for anything not even that.
+ * where somebody waits. Otherwise each row costs one look into an index.
  */
 const notified = (names: Names, notifies: boolean): string =>
   notifies
     ? `(
     SELECT pg_notify('${channelPrefix}' || w.subscriber, l.work_id)::text FROM (
       SELECT w.subscriber FROM ${names.waiters} w
-      WHERE (SELECT true FROM ${names.waiters} LIMIT 1) AND w.work_id = l.work_id AND w.expires_at > l.expires_at
+      WHERE w.work_id = l.work_id AND w.expires_at > l.expires_at
       ORDER BY random()
       LIMIT 1
     ) w
