@@ -60,7 +60,11 @@ export interface Options {
    * 10 ms; a number is milliseconds. Defaults to 30 seconds.
    */
   readonly ttl?: Duration.Input | undefined
-  /** How long after its last extension a lease is renewed. Defaults to a third of `ttl`. */
+  /**
+   * How long after its last extension a lease is renewed, at the latest: up to
+   * an eighth earlier, where it goes in one statement with others. Defaults to
+   * a third of `ttl`.
+   */
   readonly renewEvery?: Duration.Input | undefined
   /**
    * How long before its expiry a holder stops relying on a lease: what the

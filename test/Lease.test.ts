@@ -44,6 +44,41 @@ describe("Lease", () => {
         yield* Fiber.interrupt(fiber)
       }).pipe(intercepted))
 
+    test("renewals that fall due close together go in one statement, the first of them at its time", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        for (const workId of ["a", "b", "c"]) {
+          yield* Lease.hold(workId)
+          yield* TestClock.adjust("600 millis")
+        }
+        yield* Lease.hold("d")
+        const renewals = () =>
+          log.filter(({ operation }) => operation === "renew").map(({ items }) => items.map(({ workId }) => workId))
+        // Taken at 0, 0.6, 1.2 and 1.8 s.
+        yield* TestClock.adjust("8199 millis")
+        assert.deepStrictEqual(renewals(), [])
+        yield* TestClock.adjust("1 millis")
+        assert.deepStrictEqual(renewals(), [["a", "b", "c"]])
+        yield* TestClock.adjust("1799 millis")
+        assert.deepStrictEqual(renewals().flat().sort(), ["a", "b", "c"])
+        yield* TestClock.adjust("1 millis")
+        assert.deepStrictEqual(renewals().flat().sort(), ["a", "b", "c", "d"])
+        // From then on they fall due together.
+        yield* TestClock.adjust("30 seconds")
+        assert.isAtMost(renewals().length, 2 + 3 * 2)
+      }).pipe(Effect.scoped, intercepted))
+
+    test("a thousand leases are renewed in a few statements a round, and none is lost", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        const leases = yield* Effect.forEach(Array.from({ length: 1_000 }), (_, index) => Lease.hold(`${index}`))
+        yield* TestClock.adjust("2 minutes")
+        for (const lease of leases) assert.isAbove(Duration.toMillis(yield* lease.window), 15_000)
+        const renewals = log.filter(({ operation }) => operation === "renew")
+        assert.strictEqual(renewals.reduce((sum, { items }) => sum + items.length, 0), 12_000)
+        assert.strictEqual(renewals.length, 24)
+      }).pipe(Effect.scoped, intercepted))
+
     test("a checkpoint extends the lease too, so the next renewal is counted from it", () =>
       Effect.gen(function*() {
         const { log } = yield* Intercepted.Intercepted
@@ -822,6 +857,75 @@ describe("Lease", () => {
         const sent = log.length
         yield* TestClock.adjust("1 minute")
         assert.strictEqual(log.length, sent)
+      }).pipe(intercepted))
+  })
+
+  describe("waiting in one process", () => {
+    const acquiresOf = (log: ReadonlyArray<Intercepted.Sent>) =>
+      operations(log).filter((operation) => operation === "acquire").length
+
+    test("200 stand in line: the first one asks for all, and a release is passed on, in order, with few statements", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        const { token } = yield* b(Lease.acquire("job"))
+        const order: Array<number> = []
+        const waiting = yield* Effect.forEach(
+          Array.from({ length: 200 }),
+          (_, index) =>
+            Effect.forkChild(
+              Effect.gen(function*() {
+                const { token } = yield* Lease.acquire("job", { wait: true })
+                order.push(index)
+                yield* Lease.release(token, "yielded")
+              }),
+              { startImmediately: true }
+            )
+        )
+        yield* TestClock.adjust("5 seconds")
+        assert.deepStrictEqual(order, [])
+        // Once at first, once when the subscription stands, and then each second.
+        assert.isAtMost(acquiresOf(log), 10)
+        const before = acquiresOf(log)
+        yield* b(Lease.release(token, "yielded"))
+        yield* Effect.forEach(waiting, Fiber.join)
+        assert.deepStrictEqual(order, Array.from({ length: 200 }, (_, index) => index))
+        assert.isAtMost(acquiresOf(log) - before, 2 * 200)
+      }).pipe(intercepted))
+
+    test("when the first one is interrupted, or fails, the next one asks", () =>
+      Effect.gen(function*() {
+        const { intercept, log, restore } = yield* Intercepted.Intercepted
+        const { token } = yield* b(Lease.acquire("job"))
+        const wait = Effect.forkChild(Lease.acquire("job", { wait: true }), { startImmediately: true })
+        const [first, second, third] = yield* Effect.all([wait, wait, wait])
+        yield* TestClock.adjust("1 second")
+        yield* Fiber.interrupt(first)
+        const before = acquiresOf(log)
+        yield* TestClock.adjust("1 second")
+        assert.isAbove(acquiresOf(log), before)
+        yield* intercept((call, { operation }) =>
+          operation === "acquire"
+            ? Effect.fail(new BackendError({ operation, outcome: "rejected", reason: new Other({}) }))
+            : call
+        )
+        yield* TestClock.adjust("1 second")
+        assert.strictEqual((yield* Effect.flip(Fiber.join(second)))._tag, "BackendError")
+        yield* restore
+        assert.isUndefined(third.pollUnsafe())
+        yield* b(Lease.release(token, "yielded"))
+        yield* TestClock.adjust("1 second")
+        assert.strictEqual((yield* Fiber.join(third)).token.workId, "job")
+      }).pipe(intercepted))
+
+    test("a lease whose holder vanished is taken at its expiry, also by the last one in line", () =>
+      Effect.gen(function*() {
+        yield* b(Lease.acquire("job"))
+        const wait = Effect.forkChild(Lease.acquire("job", { wait: true }), { startImmediately: true })
+        const fibers = yield* Effect.all(Array.from({ length: 5 }, () => wait))
+        for (const fiber of fibers.slice(0, 4)) yield* Fiber.interrupt(fiber)
+        yield* TestClock.adjust("30 seconds")
+        yield* TestClock.adjust("25 millis")
+        assert.isDefined(fibers[4].pollUnsafe())
       }).pipe(intercepted))
   })
 

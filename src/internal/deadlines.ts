@@ -37,14 +37,17 @@ export class Deadlines {
   private readonly clock: Clock.Clock
   private readonly run: Run
   private readonly origin: bigint
+  /** Runs what is due at the same time. */
+  private readonly together: (onDue: () => void) => void
   /** A binary heap: none is earlier than the one at half its index. */
   private readonly heap: Array<Deadline> = []
   private sleeping: { readonly until: number; readonly fiber: Fiber.Fiber<void> } | undefined
 
-  constructor(clock: Clock.Clock, run: Run) {
+  constructor(clock: Clock.Clock, run: Run, together: (onDue: () => void) => void = (onDue) => onDue()) {
     this.clock = clock
     this.run = run
     this.origin = clock.monotonicTimeNanosUnsafe()
+    this.together = together
   }
 
   /** Calls back once, `millis` from now, or a little earlier if its slack allows. */
@@ -108,9 +111,11 @@ export class Deadlines {
       due.push(next)
     }
     try {
-      for (const deadline of due) {
-        if (!deadline.isCancelled) deadline.onDue()
-      }
+      this.together(() => {
+        for (const deadline of due) {
+          if (!deadline.isCancelled) deadline.onDue()
+        }
+      })
     } finally {
       if (this.heap.length > 0 && this.sleeping === undefined) this.sleep()
     }

@@ -69,6 +69,8 @@ export interface Gather<in Request, in out Reply> {
   ) => () => void
   /** Queues one operation. */
   readonly offer: (request: Request, options: Options<Reply>) => Entry<Reply>
+  /** Sends what a function sends together, once it has returned. */
+  readonly together: (f: () => void) => void
 }
 
 interface Pending<out Request, in out Reply> {
@@ -106,6 +108,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   const dropped = new Set<Pending<Request, Reply>>()
   const inFlight = new Set<InFlight<Request, Reply>>()
   let scheduled = false
+  let isGatheringNow = false
   let impatience: Deadline | undefined
   /** The earliest moment at which anything may be late. One for all: hardly anything ever is. */
   let lateness: Deadline | undefined
@@ -150,7 +153,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       answer: undefined,
       resume
     }
-    if (queue.size === 0 && inFlight.size === 0 && options.isWanted?.(since) !== false) {
+    if (!isGatheringNow && queue.size === 0 && inFlight.size === 0 && options.isWanted?.(since) !== false) {
       // An idle system sends at once: under TestClock, an operation is then over before the next sleep is due.
       entry.sent = true
       dispatch([entry])
@@ -218,8 +221,18 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     }
   }
 
+  const together: Gather<Request, Reply>["together"] = (f) => {
+    isGatheringNow = true
+    try {
+      f()
+    } finally {
+      isGatheringNow = false
+      schedule()
+    }
+  }
+
   const schedule = () => {
-    if (scheduled || queue.size === 0) return
+    if (scheduled || isGatheringNow || queue.size === 0) return
     if (inFlight.size === 0) return sendNext()
     if (inFlight.size >= maxInFlight) return
     // As many as are on their way are worth a second statement. Fewer wait for the first one, but not if it hangs.
@@ -250,9 +263,11 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
 
   const sendNext = () => {
     becomePatient()
-    const isWorthHalving = inFlight.size === 0 && queue.size >= worthHalving
-    sendUpTo(isWorthHalving ? Math.ceil(queue.size / 2) : queue.size)
-    if (isWorthHalving) sendUpTo(queue.size)
+    if (inFlight.size > 0 || queue.size < worthHalving) return sendUpTo(queue.size)
+    together(() => {
+      sendUpTo(Math.ceil(queue.size / 2))
+      sendUpTo(queue.size)
+    })
   }
 
   const sendUpTo = (limit: number) => {
@@ -362,7 +377,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     return failed(workId, "unknown", new TimedOut({}))
   }
 
-  return { call, send, offer }
+  return { call, send, offer, together }
 }
 
 /** The whole batch was refused for a reason that may lie with one item: each is then sent by itself. */

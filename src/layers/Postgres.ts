@@ -1,10 +1,11 @@
 /**
  * Leases in PostgreSQL (14 and later), over the application's own `SqlClient`.
  *
- * Every operation is one statement per batch, so that no connection is held
- * between operations and a transaction-mode pooler may stand in between. It
- * needs a transaction of its own only where the database's default isolation is
- * not read committed. The server's clock decides, read after the row is locked.
+ * Every operation is one statement per batch, and a second one for what cannot
+ * simply be done, so that no connection is held between operations and a
+ * transaction-mode pooler may stand in between. It needs a transaction of its
+ * own only where the database's default isolation is not read committed. The
+ * server's clock decides, read after the row is locked.
  *
  * `layer` migrates, then provides. `layerStorage` only provides, and needs no
  * more than USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on the
@@ -202,7 +203,7 @@ const quoted = (name: string): string => `"${name.replaceAll("\"", "\"\"")}"`
  * Only ever appended to. The record has room for what later versions need, so
  * that they need no migration.
  *
- * Half of each page stays free, and nothing that a renewal or a checkpoint
+ * Much of each page stays free, and nothing that a renewal or a checkpoint
  * writes is indexed: both are heap-only updates then.
  */
 const migrations = (names: Names): ReadonlyArray<ReadonlyArray<string>> => [[
