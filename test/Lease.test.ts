@@ -310,6 +310,41 @@ describe("Lease", () => {
         assert.deepStrictEqual(operations(log.slice(sent)), ["release"])
       }).pipe(intercepted))
 
+    test("a checkpoint that waits for a renewal is not sent once that has told of the loss", () =>
+      Effect.gen(function*() {
+        const { intercept, log } = yield* Intercepted.Intercepted
+        const lease = yield* Lease.hold(Counter.id("x"))
+        yield* intercept((call, { operation }) =>
+          operation === "renew"
+            ? Effect.delay(Effect.succeed([{ _tag: "Expired" as const }]) as unknown as typeof call, "1 second")
+            : call
+        )
+        yield* TestClock.adjust("10 seconds")
+        const fiber = yield* Effect.forkChild(lease.guard(lease.checkpoint({ count: 1 })), { startImmediately: true })
+        yield* TestClock.adjust("1 second")
+        assert.strictEqual((yield* Effect.flip(Fiber.join(fiber)))._tag, "LeaseLost")
+        assert.deepStrictEqual(operations(log), ["acquire", "renew"])
+      }).pipe(Effect.scoped, intercepted))
+
+    test("a checkpoint that arrives after a later one does not move the window", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        const lease = yield* Lease.hold(Counter.id("x"))
+        let calls = 0
+        yield* intercept((call, { operation }) =>
+          operation === "checkpoint" && ++calls === 1
+            ? Effect.succeed([{ _tag: "Busy" as const }]) as unknown as typeof call
+            : call
+        )
+        const first = yield* Effect.forkChild(lease.checkpoint({ count: 1 }), { startImmediately: true })
+        yield* lease.checkpoint({ count: 2 })
+        const window = Duration.toMillis(yield* lease.window)
+        yield* TestClock.adjust("2 seconds")
+        yield* Fiber.join(first)
+        assert.strictEqual(calls, 3)
+        assert.strictEqual(Duration.toMillis(yield* lease.window), window - 2_000)
+      }).pipe(Effect.scoped, intercepted))
+
     test("an operation of a lost lease does not return, so that no catch or ignore carries on after it", () =>
       Effect.gen(function*() {
         const { intercept } = yield* Intercepted.Intercepted

@@ -73,9 +73,10 @@ export class Deadlines {
     return this.timeOf({ monotonic: this.clock.monotonicTimeNanosUnsafe() })
   }
 
-  /** Whether a moment has come, as far as a timer can tell. */
-  isDue(at: number): boolean {
-    return at <= this.now() + shortestSleep
+  /** Whether moments have come by now, as far as a timer can tell. */
+  reading(): { readonly isDue: (at: number) => boolean } {
+    const now = this.now() + shortestSleep
+    return { isDue: (at) => at <= now }
   }
 
   timeOf(instant: Pick<Window.Instant, "monotonic">): number {
@@ -112,11 +113,13 @@ export class Deadlines {
     }
     try {
       this.together(() => {
-        for (const deadline of due) {
+        for (let deadline = due.shift(); deadline !== undefined; deadline = due.shift()) {
           if (!deadline.isCancelled) deadline.onDue()
         }
       })
     } finally {
+      // Should one of them throw, the others still come.
+      for (const deadline of due) this.up(deadline, this.heap.push(deadline) - 1)
       if (this.heap.length > 0 && this.sleeping === undefined) this.sleep()
     }
   }

@@ -1,7 +1,7 @@
 /**
  * Gathers the operations of concurrent fibers into batches: while statements
- * are in flight, the next batch forms. No batch waits for company, so a lone
- * operation is sent at once.
+ * are in flight, the next batch forms. An idle system sends at once, so a lone
+ * operation pays nothing; a few wait a moment for the statement of many.
  *
  * Batches run in fibers that the layer owns, never in the caller's: a caller
  * that is interrupted does not cancel its neighbours' statement, and nothing
@@ -46,7 +46,7 @@ export interface Entry<out Reply> {
   readonly withdraw: () => boolean
 }
 
-export interface Options<in Reply> {
+export interface Options<in Request, in Reply> {
   /** The milliseconds that it may take, from when its turn has come. */
   readonly timeout: number
   /** Whose operations are sent one after the other. */
@@ -54,28 +54,28 @@ export interface Options<in Reply> {
   /** Whether it is still to be sent when its place in a batch has come. */
   readonly isWanted?: ((now: Window.Instant) => boolean) | undefined
   /** Notes the reply, with the moment from which it may be counted, before anything follows from it. */
-  readonly onReply?: ((reply: Reply, since: Window.Instant) => void) | undefined
+  readonly onReply?: ((reply: Reply, since: Window.Instant, request: Request) => void) | undefined
   readonly onFailure?: ((error: BackendError) => void) | undefined
 }
 
-export interface Gather<in Request, in out Reply> {
+export interface Gather<in out Request, in out Reply> {
   /** Sends one operation, and takes it back when its caller is interrupted before it was sent. */
-  readonly send: (request: Request, options: Options<Reply>) => Effect.Effect<Reply, BackendError>
+  readonly send: (request: Request, options: Options<Request, Reply>) => Effect.Effect<Reply, BackendError>
   /** Sends one operation without a fiber that waits for it. Returns how to take it back, after which nothing is answered. */
   readonly call: (
     request: Request,
-    options: Options<Reply>,
+    options: Options<Request, Reply>,
     onAnswer: (answer: Exit.Exit<Reply, BackendError>) => void
   ) => () => void
   /** Queues one operation. */
-  readonly offer: (request: Request, options: Options<Reply>) => Entry<Reply>
+  readonly offer: (request: Request, options: Options<Request, Reply>) => Entry<Reply>
   /** Sends what a function sends together, once it has returned. */
   readonly together: (f: () => void) => void
 }
 
-interface Pending<out Request, in out Reply> {
+interface Pending<in out Request, in out Reply> {
   readonly request: Request
-  readonly options: Options<Reply>
+  readonly options: Options<Request, Reply>
   /** When it was queued. */
   readonly since: Window.Instant
   /** Until when it may take. */
@@ -124,10 +124,19 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     entry.answer = answer
     const { options, resume } = entry
     if (resume === undefined) return
-    if (Exit.isSuccess(answer)) options.onReply?.(answer.value, entry.since)
+    if (Exit.isSuccess(answer)) options.onReply?.(answer.value, entry.since, entry.request)
     else if (options.onFailure !== undefined) Option.map(Exit.findErrorOption(answer), options.onFailure)
-    options.turn?.end()
+    // First what follows from it: the next operation must not begin on a term that this answer ends.
     resume(answer)
+    options.turn?.end()
+  }
+
+  /** Whatever has happened to their statement, nobody is left waiting. */
+  const settleRest = (batch: ReadonlyArray<Pending<Request, Reply>>) => {
+    for (const entry of batch) {
+      if (entry.answer !== undefined) continue
+      settle(entry, Exit.fail(failed(entry.request.workId, "unknown", new TimedOut({}))))
+    }
   }
 
   const withdraw = (entry: Pending<Request, Reply>): boolean => {
@@ -139,7 +148,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
 
   const enqueue = (
     request: Request,
-    options: Options<Reply>,
+    options: Options<Request, Reply>,
     resume?: (answer: Exit.Exit<Reply, BackendError>) => void
   ): Pending<Request, Reply> => {
     const since = Window.now(clock)
@@ -170,8 +179,9 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     if (lateness !== undefined) deadlines.cancel(lateness)
     lateness = deadlines.setAt(dueAt, () => {
       lateness = undefined
+      const { isDue } = deadlines.reading()
       const isLate = ({ dueAt }: { readonly dueAt: number }) => {
-        if (deadlines.isDue(dueAt)) return true
+        if (isDue(dueAt)) return true
         expectBy(dueAt)
         return false
       }
@@ -187,17 +197,24 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   const call: Gather<Request, Reply>["call"] = (request, options, onAnswer) => {
     const { turn } = options
     let entry: Pending<Request, Reply> | undefined
-    const begin = () => {
-      entry = enqueue(request, options, onAnswer)
-    }
-    if (turn === undefined) begin()
-    else turn.take(begin)
-    return () => {
-      if (entry === undefined) return turn!.cancel(begin)
+    let isCancelled = false
+    const takeBack = (entry: Pending<Request, Reply>) => {
       if (entry.answer !== undefined) return
       entry.resume = undefined
       withdraw(entry)
       turn?.end()
+    }
+    const begin = () => {
+      entry = enqueue(request, options, onAnswer)
+      if (isCancelled) takeBack(entry)
+    }
+    if (turn === undefined) begin()
+    else turn.take(begin)
+    return () => {
+      if (isCancelled) return
+      isCancelled = true
+      if (entry === undefined) turn?.cancel(begin)
+      else takeBack(entry)
     }
   }
 
@@ -247,13 +264,10 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     if (scheduled) return
     scheduled = true
     // Fibers that are ready to run get to add theirs first.
-    run(Effect.andThen(
-      Effect.yieldNow,
-      Effect.sync(() => {
-        scheduled = false
-        if (inFlight.size < maxInFlight) sendNext()
-      })
-    ))
+    run(Effect.yieldNow).addObserver(() => {
+      scheduled = false
+      if (inFlight.size < maxInFlight) sendNext()
+    })
   }
 
   const becomePatient = () => {
@@ -278,10 +292,11 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   const dispatch = (batch: NonEmptyReadonlyArray<Pending<Request, Reply>>) => {
     const flight: InFlight<Request, Reply> = {
       batch,
-      dueAt: batch.reduce((latest, { dueAt }) => Math.max(latest, dueAt), 0),
+      dueAt: deadlines.now() + batch.reduce((longest, { options }) => Math.max(longest, options.timeout), 0),
       // A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever.
       free: () => {
         unsubscribe()
+        settleRest(batch)
         land(flight)
         statement.interruptUnsafe()
       }
@@ -298,11 +313,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       return land(flight)
     }
     const unsubscribe = statement.addObserver(() => {
-      // Whatever has happened to it, nobody is left waiting.
-      for (const entry of batch) {
-        if (entry.answer !== undefined) continue
-        settle(entry, Exit.fail(failed(entry.request.workId, "unknown", new TimedOut({}))))
-      }
+      settleRest(batch)
       land(flight)
     })
   }

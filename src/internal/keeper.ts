@@ -69,6 +69,8 @@ export class Keeper {
     const untilRenewal = kept.stop === undefined ? renewEvery - term.sinceConfirmed : Infinity
     const untilYieldDeadline = term.untilYieldDeadline
     const untilEnd = Math.min(term.remaining, untilYieldDeadline > 0 ? untilYieldDeadline : Infinity)
+    // A renewal that was over at once may have had it looked at already.
+    if (kept.deadline !== undefined) this.deadlines.cancel(kept.deadline)
     kept.deadline = this.deadlines.set(
       Math.min(untilRenewal, untilEnd),
       () => this.look(term),

@@ -40,7 +40,6 @@ import * as Lines from "./line.ts"
 import { type Options as ResendOptions, resend, resendThen } from "./resend.ts"
 import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
 import { makeToken, Term, termOf } from "./term.ts"
-import type { Turn } from "./turn.ts"
 import * as Window from "./window.ts"
 import { faultOf, validate } from "./workId.ts"
 
@@ -60,7 +59,7 @@ interface Supervised {
 
 interface Extending {
   readonly term: Term
-  readonly sending: Gather.Options<Backend.ExtendReply>
+  readonly sending: Gather.Options<Backend.RenewRequest | Backend.CheckpointRequest, Backend.ExtendReply>
   readonly resending: ResendOptions
 }
 
@@ -138,8 +137,7 @@ export const make = Effect.fnUntraced(function*(
     operation: string,
     workId: string,
     policy: Renewal.Policy,
-    send: Effect.Effect<Reply, BackendError>,
-    turn?: Turn
+    send: Effect.Effect<Reply, BackendError>
   ) =>
     Effect.suspend(() => {
       const alone = Gather.make<{ readonly workId: string }, Reply>({
@@ -151,7 +149,7 @@ export const make = Effect.fnUntraced(function*(
       })
       return Effect.andThen(
         refuseInsideExclusive(operation, workId),
-        resend(operation, alone.send({ workId }, { timeout: timeoutOf(policy), turn }), {
+        resend(operation, alone.send({ workId }, { timeout: timeoutOf(policy) }), {
           workId,
           persistent: false,
           remaining: budget(policy)
@@ -193,12 +191,11 @@ export const make = Effect.fnUntraced(function*(
   const releaseTerm = (
     term: Backend.Term & { readonly policy: Renewal.Policy },
     how: Pick<Backend.ReleaseRequest, "exit" | "interrupted" | "state">,
-    remaining = budget(term.policy),
-    turn?: Turn
+    remaining = budget(term.policy)
   ) => {
     const { fencingToken, holderId, workId } = term
     const request = { workId, holderId, fencingToken, ...how }
-    return resend("release", releases.send(request, { timeout: timeoutOf(term.policy), turn }), {
+    return resend("release", releases.send(request, { timeout: timeoutOf(term.policy) }), {
       workId,
       persistent: false,
       remaining
@@ -278,8 +275,9 @@ export const make = Effect.fnUntraced(function*(
       const askedSince = Window.now(clock)
       let contended = 0
 
-      const standInLine = Effect.gen(function*() {
+      const standInLine = Effect.fnUntraced(function*(heldFor?: number) {
         const joined = line = yield* Scope.provide(lines.join(workId), scope)
+        if (heldFor !== undefined) joined.expectHeld(heldFor)
         yield* restore(Scope.provide(joined.first, scope))
         return joined
       })
@@ -288,11 +286,13 @@ export const make = Effect.fnUntraced(function*(
       const pause = (millis: number, wakeup: Effect.Effect<void>) =>
         restore(Effect.raceFirst(Effect.sleep(Math.min(millis, Duration.toMillis(pollInterval))), wakeup))
 
-      const waitForExpiry = Effect.fnUntraced(function*({ untilExpiry, wakeup }: Lines.Line) {
+      const waitForExpiry = Effect.fnUntraced(function*({ expectHeld, untilExpiry, wakeup }: Lines.Line) {
         yield* pause(untilExpiry() + (yield* Random.nextBetween(0, expiryJitter)), wakeup)
+        // Nothing is known until the answer. Should there be none, the next one in line asks at once.
+        expectHeld(0)
       })
 
-      if (wait && lines.isOpen(workId)) yield* waitForExpiry(yield* standInLine)
+      if (wait && lines.isOpen(workId)) yield* waitForExpiry(yield* standInLine())
       while (true) {
         const { first, reply } = yield* attempt(workId, policy, restore)
         switch (reply._tag) {
@@ -325,9 +325,9 @@ export const make = Effect.fnUntraced(function*(
               })
             }
             contended = 0
-            const joined = line ?? (yield* standInLine)
-            joined.expectHeld(Duration.toMillis(reply.remaining))
-            yield* waitForExpiry(joined)
+            const remaining = Duration.toMillis(reply.remaining)
+            line?.expectHeld(remaining)
+            yield* waitForExpiry(line ?? (yield* standInLine(remaining)))
             continue
           }
           case "Contended": {
@@ -335,7 +335,7 @@ export const make = Effect.fnUntraced(function*(
             const jitter = yield* Random.nextBetween(1, contendedWithin / (contendedTries + 1))
             if (wait) {
               // A row that stays so is pinned by a fenced transaction, which may last.
-              yield* pause(jitter * 2 ** Math.min(contended, 10), (line ?? (yield* standInLine)).wakeup)
+              yield* pause(jitter * 2 ** Math.min(contended, 10), (line ?? (yield* standInLine())).wakeup)
               continue
             }
             if (contended > contendedTries || Window.elapsedMillis(clock, askedSince) > contendedWithin) {
@@ -375,10 +375,10 @@ export const make = Effect.fnUntraced(function*(
     sending: {
       timeout: timeoutOf(term.policy),
       turn: term.turn,
-      // Of a supervised term nothing is sent once it is lost, not even what waits in a queue.
-      isWanted: supervised ? (now) => !term.loseIfExhausted(now) : undefined,
-      onReply: (reply, since) => {
-        if (reply._tag === "Done") extended(term, since, reply.yieldRequest)
+      // Of a supervised term nothing is sent once it is lost or has ended, not even what waits in a queue.
+      isWanted: supervised ? (now) => !term.ended && !term.loseIfExhausted(now) : undefined,
+      onReply: (reply, since, request) => {
+        if (reply._tag === "Done") extended(term, since, reply.yieldRequest, request)
       },
       onFailure: (error) => {
         term.lastFailure = error
@@ -391,8 +391,14 @@ export const make = Effect.fnUntraced(function*(
     }
   })
 
-  const extended = (term: Term, sentAt: Window.Instant, yieldRequest: Option.Option<Backend.YieldRequest>) => {
-    term.confirm(sentAt)
+  const extended = (
+    term: Term,
+    sentAt: Window.Instant,
+    yieldRequest: Option.Option<Backend.YieldRequest>,
+    request: Backend.RenewRequest | Backend.CheckpointRequest
+  ) => {
+    // A checkpoint that arrives after a later one is done, too, and has extended nothing.
+    if (!("sequence" in request) || request.sequence === term.sequence) term.confirm(sentAt)
     if (Option.isNone(yieldRequest)) return
     term.requestYield(yieldRequest.value)
     keeper.look(term)
@@ -435,11 +441,12 @@ export const make = Effect.fnUntraced(function*(
   const checkpointJoined = (
     transaction: Backend.Transaction,
     term: Term,
-    state: Backend.Stored,
+    state: unknown,
     onCommit: () => void
-  ) =>
-    Effect.suspend(() => {
-      const request = checkpointRequest(term, state, ++term.sequence)
+  ) => {
+    const sequence = ++term.sequence
+    return Effect.flatMap(term.codec.encode(state), (stored) => {
+      const request = checkpointRequest(term, stored, sequence)
       const sentAt = Window.now(clock)
       return backend.checkpoint([request]).pipe(
         Effect.flatMap(([reply]) => reply instanceof BackendError ? Effect.fail(reply) : Effect.succeed(reply)),
@@ -458,12 +465,13 @@ export const make = Effect.fnUntraced(function*(
             return Effect.void
           }
           return transaction.afterCommit(Effect.sync(() => {
-            extended(term, sentAt, reply.yieldRequest)
+            extended(term, sentAt, reply.yieldRequest, request)
             onCommit()
           }))
         })
       )
     })
+  }
 
   // ---------------------------------------------------------------------------
   // supervision
@@ -595,10 +603,7 @@ export const make = Effect.fnUntraced(function*(
               const onCommit = () => {
                 if (mayYield()) term.handOff(Option.none())
               }
-              return Effect.flatMap(
-                term.codec.encode(state),
-                (stored) => Effect.flatMap(checkpointJoined(transaction.value, term, stored, onCommit), settleReply)
-              )
+              return Effect.flatMap(checkpointJoined(transaction.value, term, state, onCommit), settleReply)
             }
             if (mayYield()) {
               return Effect.flatMap(term.codec.encode(state), (stored) => endHere(term, Option.some(stored)))
@@ -775,11 +780,12 @@ export const make = Effect.fnUntraced(function*(
         const onSuccess = (reply: Exclude<Backend.ExtendReply, { readonly _tag: "Busy" }>) => settleSingle(term, reply)
         return inTransaction((transaction) =>
           Option.isSome(transaction)
-            ? Effect.flatMap(
-              term.codec.encode(state),
-              (stored) => Effect.flatMap(checkpointJoined(transaction.value, term, stored, () => {}), onSuccess)
+            ? Effect.flatMap(checkpointJoined(transaction.value, term, state, () => {}), onSuccess)
+            : term.permit.withPermit(
+              Effect.suspend(() =>
+                checkpointTerm(extendingOf(term, false), state, { onSuccess, onFailure: Effect.fail })
+              )
             )
-            : checkpointTerm(extendingOf(term, false), state, { onSuccess, onFailure: Effect.fail })
         )
       }),
     readCheckpoint: (token) =>
@@ -796,10 +802,10 @@ export const make = Effect.fnUntraced(function*(
         const term = termOf(token)
         return Effect.andThen(
           refuseInsideExclusive("renew", term.workId),
-          Effect.suspend(() => {
+          term.permit.withPermit(Effect.suspend(() => {
             const { resending, sending } = extendingOf(term, false)
             return resend("renew", renewals.send(renewRequest(term), sending), resending)
-          })
+          }))
         ).pipe(Effect.flatMap((reply) => settleSingle(term, reply)))
       }),
     release: (token, exit, ...state) =>
@@ -807,16 +813,13 @@ export const make = Effect.fnUntraced(function*(
         const term = termOf(token)
         return Effect.andThen(refuseInsideExclusive("release", term.workId), encodeFinal(term.codec, state)).pipe(
           Effect.flatMap((state) =>
-            releaseTerm(
-              term,
-              {
+            term.permit.withPermit(Effect.suspend(() =>
+              releaseTerm(term, {
                 exit,
                 interrupted: false,
                 state: Option.map(state, (state) => ({ sequence: ++term.sequence, state }))
-              },
-              budget(term.policy),
-              term.turn
-            )
+              })
+            ))
           ),
           Effect.flatMap((reply) => settleSingle(term, reply))
         )
@@ -825,7 +828,7 @@ export const make = Effect.fnUntraced(function*(
       Effect.suspend(() => {
         const term = termOf(token)
         return Effect.flatMap(
-          single("forget", term.workId, term.policy, backend.forget(term), term.turn),
+          term.permit.withPermit(single("forget", term.workId, term.policy, backend.forget(term))),
           (reply) => reply._tag === "Fenced" ? Effect.fail(new Fenced(term)) : Effect.void
         )
       }),

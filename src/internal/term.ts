@@ -9,6 +9,7 @@ import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
+import * as Semaphore from "effect/Semaphore"
 import type * as Backend from "../Backend.ts"
 import type { AnyToken, Token } from "../Lease.ts"
 import {
@@ -32,8 +33,9 @@ export class Term implements Backend.Term {
   readonly codec: Codec
   readonly clock: Clock.Clock
 
-  /** One operation of a term is in flight at a time. */
+  /** Renewals and checkpoints are sent one after the other. */
   readonly turn = new Turn()
+  private ownPermit: Semaphore.Semaphore | undefined
   sequence = 0n
 
   readonly lost = Deferred.makeUnsafe<never, LeaseLost>()
@@ -92,6 +94,11 @@ export class Term implements Backend.Term {
     this.clock = options.clock
     this.confirmedAt = options.confirmedAt
     this.window = Window.windowMillis(options.policy)
+  }
+
+  /** Operations on the token take turns, each from its beginning to its end. A held lease rarely has any. */
+  get permit(): Semaphore.Semaphore {
+    return this.ownPermit ??= Semaphore.makeUnsafe(1)
   }
 
   /** The milliseconds left for which the holder may rely on the lease. */

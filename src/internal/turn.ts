@@ -17,9 +17,10 @@ export class Turn {
     begin()
   }
 
-  /** Gives up waiting. */
+  /** Gives up waiting, if it still waits. */
   cancel(begin: () => void): void {
-    this.waiting.splice(this.waiting.indexOf(begin), 1)
+    const index = this.waiting.indexOf(begin)
+    if (index >= 0) this.waiting.splice(index, 1)
   }
 
   /** Ends the turn of whoever has it. */

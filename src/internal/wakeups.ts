@@ -101,6 +101,7 @@ export const makeUnsafe = (store: Store): Wakeups => {
           const latches = waiting.get(workId) ?? new Set()
           waiting.set(workId, latches.add(latch))
           idle.delete(workId)
+          misdirected.delete(workId)
           isIdle = false
           if (!registered.has(workId)) {
             pending.add(workId)
@@ -145,7 +146,7 @@ export const makeUnsafe = (store: Store): Wakeups => {
       const workIds = Array.from(misdirected)
       misdirected.clear()
       isMisdirected.closeUnsafe()
-      return store.passOn(workIds)
+      return workIds.length === 0 ? Effect.void : store.passOn(workIds)
     }))
   ))
 
@@ -220,6 +221,8 @@ export const makeUnsafe = (store: Store): Wakeups => {
       const receiver = yield* Effect.forkIn(receiving(queue), scope, { startImmediately: true })
       onListening()
       registered.clear()
+      misdirected.clear()
+      isMisdirected.closeUnsafe()
       for (const workId of waiting.keys()) pending.add(workId)
       if (pending.size > 0) demand.openUnsafe()
       yield* Effect.raceAllFirst([

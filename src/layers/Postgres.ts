@@ -321,7 +321,7 @@ const isolation = "nullif(current_setting('transaction_isolation'), 'read commit
  * In place of it where a statement runs in a transaction of its own: a client
  * that vanishes before its COMMIT keeps the rows that long, and not for ever.
  */
-const boundedIdle = "set_config('idle_in_transaction_session_timeout', '1000', true) AS bounded"
+const boundedIdle = "set_config('idle_in_transaction_session_timeout', '1000', true) AS isolation"
 
 /** The columns of a batch's items. The first is the work ID. */
 type Columns = ReadonlyArray<readonly [name: string, type: string]>
@@ -379,7 +379,7 @@ const acquireSql = (names: Names, input: Input): string =>
 ), locked AS MATERIALIZED (
   SELECT i.holder_id AS new_holder_id, i.attempt AS new_attempt, i.ttl, l.work_id, l.holder_id, l.fencing_token,
     l.attempt, l.exit, l.expires_at, l.sequence, l.terms_without_progress,
-    l.prior_exit, l.prior_holder_id, l.prior_fencing_token
+    l.prior_exit, l.prior_holder_id, l.prior_fencing_token, ${isolation}
   FROM input i JOIN ${names.leases} l ON l.work_id = i.work_id
   WHERE (l.exit IS NOT NULL OR l.expires_at <= clock_timestamp())
     AND l.attempt <> i.attempt AND l.prior_attempt IS DISTINCT FROM i.attempt
@@ -432,7 +432,9 @@ SELECT
     ELSE 'Contended'
   END,
   l.holder_id, ${epochMicros("l.expires_at")} - ${epochMicros("c.now")}, i.work_id,
-  l.fencing_token, ${epochMicros("l.expires_at")}, l.state_version, l.state, l.terms_without_progress,
+  l.fencing_token, ${epochMicros("l.expires_at")},
+  CASE WHEN l.attempt = i.attempt THEN l.state_version END, CASE WHEN l.attempt = i.attempt THEN l.state END,
+  l.terms_without_progress,
   l.prior_exit, l.prior_holder_id, l.prior_fencing_token, ${isolation}
 FROM input i
   CROSS JOIN (SELECT clock_timestamp() AS now) c
@@ -450,7 +452,7 @@ const highestToken = (names: Names): string =>
  */
 const lockRows = (names: Names, input: string, columns: string, skipLocked = true): string =>
   `locked AS MATERIALIZED (
-  SELECT i.*, l.ctid AS version, l.holder_id = i.term_holder_id AND l.fencing_token = i.term_fencing_token AS is_current, ${columns}
+  SELECT i.*, l.ctid AS version, ${isolation}, l.holder_id = i.term_holder_id AND l.fencing_token = i.term_fencing_token AS is_current, ${columns}
   FROM ${input} i JOIN ${names.leases} l ON l.work_id = i.work_id
   ORDER BY l.work_id
   FOR NO KEY UPDATE OF l${skipLocked ? " SKIP LOCKED" : ""}
@@ -469,7 +471,7 @@ const clock = `clock AS MATERIALIZED (
 const isLockedRow = "l.ctid = k.version"
 
 /** What a plain extension answers. */
-const extended = `RETURNING l.work_id, ${epochMicros("l.expires_at")} AS expires_at, ${isolation}`
+const extended = `RETURNING l.work_id, ${epochMicros("l.expires_at")} AS expires_at, k.isolation`
 
 /**
  * The replies to a batch: `decided`, and those without a locked row. Where a
@@ -634,7 +636,7 @@ UPDATE ${names.leases} l SET
     ${releaseRow("clock_timestamp()")}
 FROM locked k
 WHERE k.is_current AND k.exit IS NULL AND k.expires_at > clock_timestamp() AND ${isLockedRow}
-RETURNING l.work_id, ${notified(names, notifies)} AS notified, ${isolation}`
+RETURNING l.work_id, ${notified(names, notifies)} AS notified, k.isolation`
 
 const releaseSql = (names: Names, notifies: boolean): string =>
   `WITH input AS MATERIALIZED (
@@ -927,7 +929,7 @@ const makeStorage = (
   ): Effect.Effect<ReadonlyArray<Row>, BackendError> => {
     const statement = sql.unsafe<Row & { readonly isolation?: string }>(text, parameters)
     const alone = Effect.suspend(() =>
-      transactionOf(sql, sql.unsafe<Row>(text.replace(isolation, boundedIdle), parameters))
+      transactionOf(sql, sql.unsafe<Row>(text.replaceAll(isolation, boundedIdle), parameters))
     )
     const attempt: Effect.Effect<ReadonlyArray<Row>, SqlError.SqlError> = Effect.suspend(() => {
       if (!isReadCommitted) return alone
@@ -982,14 +984,19 @@ const makeStorage = (
       if (done.length === requests.length) return Effect.succeed(inOrderOf(requests, replyOf)(done))
       const doneIds = new Set(done.map((row) => row.work_id))
       const rest = requests.filter(({ workId }) => !doneIds.has(workId))
-      return Effect.map(
-        // What is done is done, whatever becomes of the rest.
-        Effect.catchIf(run<Row>(operation, deciding, parametersOf(rest)), () => done.length > 0, Effect.succeed),
-        (decided) =>
-          decided instanceof BackendError
-            ? inOrderOf(requests, replyOf, decided)(done)
-            : inOrderOf(requests, replyOf)([...done, ...decided])
-      )
+      const decide = (rest: ReadonlyArray<Request>) => run<Row>(operation, deciding, parametersOf(rest))
+      if (done.length === 0) return Effect.map(decide(rest), inOrderOf(requests, replyOf))
+      // What is done is done, whatever becomes of the rest. That is told apart where it is refused as a whole.
+      const failures = new Map<string, BackendError>()
+      const decideOrFail = (rest: ReadonlyArray<Request>): Effect.Effect<ReadonlyArray<Row>> =>
+        Effect.catch(decide(rest), (error) => {
+          if (rest.length > 1 && error.outcome === "rejected" && error.reason._tag === "Other") {
+            return Effect.map(Effect.forEach(rest, (request) => decideOrFail([request])), (rows) => rows.flat())
+          }
+          for (const { workId } of rest) failures.set(workId, error)
+          return Effect.succeed([])
+        })
+      return Effect.map(decideOrFail(rest), (decided) => inOrderOf(requests, replyOf, failures)([...done, ...decided]))
     })
 
   const acquire: Backend.Backend["Service"]["acquire"] = (requests) =>
@@ -1491,13 +1498,13 @@ const noBytes = new Uint8Array(0)
 const inOrderOf = <Row extends ItemRow, Reply>(
   requests: NonEmptyReadonlyArray<{ readonly workId: string }>,
   replyOf: (row: Row) => Reply,
-  missing?: BackendError
+  failures?: ReadonlyMap<string, BackendError>
 ) =>
 (rows: ReadonlyArray<Row>): NonEmptyReadonlyArray<Reply | BackendError> => {
   const byWorkId = new Map(rows.map((row) => [row.work_id, row]))
   return requests.map(({ workId }) => {
     const row = byWorkId.get(workId)
-    return row === undefined ? missing : replyOf(row)
+    return row === undefined ? failures?.get(workId) : replyOf(row)
   }) as unknown as NonEmptyReadonlyArray<Reply | BackendError>
 }
 
