@@ -55,7 +55,7 @@ export interface Options<in Request, in Reply> {
   readonly isWanted?: ((now: Window.Instant) => boolean) | undefined
   /** Notes the reply, with the moment from which it may be counted, before anything follows from it. */
   readonly onReply?: ((reply: Reply, since: Window.Instant, request: Request) => void) | undefined
-  readonly onFailure?: ((error: BackendError) => void) | undefined
+  readonly onFailure?: ((error: BackendError, request: Request) => void) | undefined
 }
 
 export interface Gather<in out Request, in out Reply> {
@@ -125,7 +125,9 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     const { options, resume } = entry
     if (resume === undefined) return
     if (Exit.isSuccess(answer)) options.onReply?.(answer.value, entry.since, entry.request)
-    else if (options.onFailure !== undefined) Option.map(Exit.findErrorOption(answer), options.onFailure)
+    else {
+      Option.map(Exit.findErrorOption(answer), (error) => options.onFailure?.(error, entry.request))
+    }
     // First what follows from it: the next operation must not begin on a term that this answer ends.
     resume(answer)
     options.turn?.end()

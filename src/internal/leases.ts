@@ -380,7 +380,8 @@ export const make = Effect.fnUntraced(function*(
       onReply: (reply, since, request) => {
         if (reply._tag === "Done") extended(term, since, reply.yieldRequest, request)
       },
-      onFailure: (error) => {
+      onFailure: (error, request) => {
+        if ("sequence" in request) term.isLatest(request.sequence)
         term.lastFailure = error
       }
     },
@@ -398,7 +399,7 @@ export const make = Effect.fnUntraced(function*(
     request: Backend.RenewRequest | Backend.CheckpointRequest
   ) => {
     // A checkpoint that arrives after a later one is done, too, and has extended nothing.
-    if (!("sequence" in request) || request.sequence === term.sequence) term.confirm(sentAt)
+    if (!("sequence" in request) || term.isLatest(request.sequence)) term.confirm(sentAt)
     if (Option.isNone(yieldRequest)) return
     term.requestYield(yieldRequest.value)
     keeper.look(term)

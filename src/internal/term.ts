@@ -37,6 +37,7 @@ export class Term implements Backend.Term {
   readonly turn = new Turn()
   private ownPermit: Semaphore.Semaphore | undefined
   sequence = 0n
+  private latest = 0n
 
   readonly lost = Deferred.makeUnsafe<never, LeaseLost>()
   loss: LeaseLost | undefined
@@ -109,6 +110,13 @@ export class Term implements Backend.Term {
   /** The milliseconds since the last operation that succeeded was sent. */
   get sinceConfirmed(): number {
     return Window.elapsedMillis(this.clock, this.confirmedAt)
+  }
+
+  /** Whether a checkpoint comes after all that may have been stored before. Notes that it may have been itself. */
+  isLatest(sequence: bigint): boolean {
+    if (sequence < this.latest) return false
+    this.latest = sequence
+    return true
   }
 
   /** An operation that was sent at `sentAt` has succeeded. */

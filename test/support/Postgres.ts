@@ -39,6 +39,11 @@ export const freshDatabase = Effect.fnUntraced(function*(
     readonly serializable?: boolean | undefined
     /** The size of each pool. Defaults to 10. */
     readonly maxConnections?: number | undefined
+    /**
+     * How many connections each pool opens at once and keeps. Under `TestClock`, one that is opened while the time jumps
+     * has taken too long. Defaults to 0.
+     */
+    readonly minConnections?: number | undefined
   } | undefined
 ): Effect.fn.Return<FreshDatabase, EmbeddedPostgres.EmbeddedPostgresError, Scope.Scope> {
   const url = yield* EmbeddedPostgres.createDatabase((yield* server).url, {
@@ -46,6 +51,10 @@ export const freshDatabase = Effect.fnUntraced(function*(
   })
   return {
     url,
-    layer: PgClient.layer({ url: Redacted.make(url), maxConnections: options?.maxConnections ?? 10 })
+    layer: PgClient.layer({
+      url: Redacted.make(url),
+      maxConnections: options?.maxConnections ?? 10,
+      minConnections: options?.minConnections ?? 0
+    })
   }
 })
