@@ -49,6 +49,20 @@ for (const [name, world] of [["a pool of one", Fenced.postgres()], ["PGlite", Fe
         assert.deepStrictEqual(yield* written(sql), [])
       }))
 
+    it.live("one that goes on for longer because it cannot be interrupted is lost, and rolled back", () =>
+      Effect.gen(function*() {
+        const { process, sql } = yield* world
+        const a = yield* process({ ...oneSecond, holderId: "a" })
+        const error = yield* Worker.run(Import.id("a"), (work) =>
+          write(1).pipe(
+            Effect.andThen(Effect.uninterruptible(pause(1_300))),
+            Effect.andThen(write(2)),
+            Fence.transaction(work)
+          )).pipe(Effect.provide(a), Effect.flip)
+        assert.instanceOf(error, LeaseError.LeaseLost)
+        assert.deepStrictEqual(yield* written(sql), [])
+      }))
+
     it.live("what never joins a transaction is refused inside one, at once and typed", () =>
       Effect.gen(function*() {
         const { process, sql } = yield* world

@@ -30,7 +30,11 @@
  * PGlite has one session. A transaction holds it until it ends, so other
  * fibers' statements wait, and there is no true contention to test. It cannot
  * cancel a statement: an interrupted one runs to its end before anything else
- * does. It runs on the calling thread, which a slow statement blocks.
+ * does. It runs on the calling thread, which a slow statement blocks. The
+ * settings that let a server end a session (`transaction_timeout`,
+ * `idle_in_transaction_session_timeout`, `idle_session_timeout`) must stay 0:
+ * PGlite 0.5 runs for ever in its own loop when one of them passes, and the
+ * thread with it.
  *
  * A directory must not be opened twice at the same time; nothing prevents it.
  *

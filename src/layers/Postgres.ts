@@ -269,13 +269,10 @@ const migrate = (names: Names): Effect.Effect<void, BackendError, SqlClient.SqlC
       ([row]) => row.version ?? 0
     )
     const pending = Effect.gen(function*() {
-      // Not IF NOT EXISTS alone, which fails when two sessions create the same thing at once. Whoever vanishes in the
-      // middle of it does not keep the others waiting for ever.
-      yield* sql.unsafe(
-        `SELECT set_config('idle_in_transaction_session_timeout', '5000', true),
-          pg_advisory_xact_lock(hashtextextended($1::text, 0))`,
-        [`worklease:${names.history}`]
-      )
+      // Whoever vanishes in the middle of it does not keep the others waiting for ever.
+      if (!isEmbedded(sql)) yield* sql.unsafe("SET LOCAL idle_in_transaction_session_timeout = 5000")
+      // Not IF NOT EXISTS alone, which fails when two sessions create the same thing at once.
+      yield* sql.unsafe("SELECT pg_advisory_xact_lock(hashtextextended($1::text, 0))", [`worklease:${names.history}`])
       const [{ missing }] = yield* sql.unsafe<{ readonly missing: boolean }>(
         // A schema that exists may be one in which this role may not create others.
         `SELECT to_regnamespace($1::text) IS NULL AS missing`,
@@ -782,20 +779,16 @@ LIMIT $3::bigint`
 
 /**
  * Pins the term: a takeover locks for update and is refused, while the
- * holder's own renewals pass. The timeouts are lowered, never raised, to what
- * is left of the window, so that the server ends the transaction of a frozen
- * holder. The transaction's ID is assigned by the lock already.
+ * holder's own renewals pass. The transaction's ID is assigned by the lock
+ * already. Where `bounded`, the server's timeouts are lowered, never raised,
+ * to what is left of the window, so that it ends the transaction of a frozen
+ * holder.
  */
-const fenceSql = (names: Names): string => {
+const fenceSql = (names: Names, bounded: boolean): string => {
   const millisOf = (setting: string) => `nullif(extract(epoch FROM current_setting('${setting}')::interval) * 1000, 0)`
   const lowered = (setting: string) =>
     `set_config('${setting}', ceil(least(${millisOf(setting)}, $4::bigint))::text, true)`
-  return `WITH locked AS MATERIALIZED (
-  SELECT l.* FROM ${names.leases} l WHERE l.work_id = $1::text
-  FOR KEY SHARE
-), clock AS MATERIALIZED (
-  SELECT clock_timestamp() AS now, count(*) AS locked FROM locked
-), whole AS MATERIALIZED (
+  const whole = `, whole AS MATERIALIZED (
   SELECT CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN
     -- It is counted anew from here: what has passed of the user's own has passed.
     least(
@@ -807,20 +800,27 @@ const fenceSql = (names: Names): string => {
   -- While it runs, PostgreSQL does not let it be changed.
   SELECT w.millis, CASE WHEN w.millis IS NOT NULL THEN set_config('transaction_timeout', '0', true) END AS transaction
   FROM whole w
-)
+)`
+  const timeouts = `,
+  ${lowered("idle_in_transaction_session_timeout")} AS idle,
+  ${lowered("statement_timeout")} AS statement,
+  CASE WHEN w.millis IS NOT NULL THEN
+    set_config('transaction_timeout', ceil(greatest(w.millis, 1))::text, true)
+  END AS whole`
+  return `WITH locked AS MATERIALIZED (
+  SELECT l.* FROM ${names.leases} l WHERE l.work_id = $1::text
+  FOR KEY SHARE
+), clock AS MATERIALIZED (
+  SELECT clock_timestamp() AS now, count(*) AS locked FROM locked
+)${bounded ? whole : ""}
 SELECT
   CASE
     WHEN k.work_id IS NULL OR k.holder_id <> $2::text OR k.fencing_token <> $3::bigint THEN 'Fenced'
     WHEN k.exit IS NOT NULL OR k.expires_at <= c.now THEN 'Expired'
     ELSE 'Done'
   END AS reply,
-  pg_current_xact_id()::text AS transaction,
-  ${lowered("idle_in_transaction_session_timeout")} AS idle,
-  ${lowered("statement_timeout")} AS statement,
-  CASE WHEN w.millis IS NOT NULL THEN
-    set_config('transaction_timeout', ceil(greatest(w.millis, 1))::text, true)
-  END AS whole
-FROM clock c CROSS JOIN stopped w LEFT JOIN locked k ON true`
+  pg_current_xact_id()::text AS transaction${bounded ? timeouts : ""}
+FROM clock c ${bounded ? "CROSS JOIN stopped w " : ""}LEFT JOIN locked k ON true`
 }
 
 /**
@@ -913,7 +913,7 @@ const makeStorage = (
     requestYield: requestYieldSql(names),
     sweep: sweepSql(names),
     list: listSql(names),
-    fence: fenceSql(names),
+    fence: fenceSql(names, !isEmbedded(sql)),
     ended: endedSql,
     sequence: sequenceSql(names)
   }
@@ -929,7 +929,10 @@ const makeStorage = (
   ): Effect.Effect<ReadonlyArray<Row>, BackendError> => {
     const statement = sql.unsafe<Row & { readonly isolation?: string }>(text, parameters)
     const alone = Effect.suspend(() =>
-      transactionOf(sql, sql.unsafe<Row>(text.replaceAll(isolation, boundedIdle), parameters))
+      transactionOf(
+        sql,
+        sql.unsafe<Row>(isEmbedded(sql) ? text : text.replaceAll(isolation, boundedIdle), parameters)
+      )
     )
     const attempt: Effect.Effect<ReadonlyArray<Row>, SqlError.SqlError> = Effect.suspend(() => {
       if (!isReadCommitted) return alone
@@ -1304,7 +1307,7 @@ const makeStorage = (
           workId,
           term.holderId,
           term.fencingToken,
-          BigInt(Math.min(Math.max(Math.ceil(remaining()), 1), maxTimeout))
+          ...(isEmbedded(sql) ? [] : [BigInt(Math.min(Math.max(Math.ceil(remaining()), 1), maxTimeout))])
         ])
       ).pipe(
         Effect.withTracerEnabled(false),
@@ -1446,9 +1449,16 @@ const withoutDeadConnections = <E>(
     : Effect.failCause(Cause.fromReasons(reasons))
 }
 
+/**
+ * Whether the database is part of this process, and freezes and dies with it.
+ * It must not end a session by a timeout: PGlite has but one, and turns in a
+ * circle for ever when that ends.
+ */
+const isEmbedded = (sql: SqlClient.SqlClient): boolean => sql.driver === "pglite"
+
 /** Whether an open transaction takes the only connection that the client has. */
 const isExclusive = (sql: SqlClient.SqlClient): boolean =>
-  sql.driver === "pglite" ||
+  isEmbedded(sql) ||
   (Predicate.hasProperty(sql, "config") && Predicate.hasProperty(sql.config, "maxConnections") &&
     sql.config.maxConnections === 1)
 
@@ -1467,7 +1477,7 @@ const listenOf = (client: SqlClient.SqlClient) => {
       channel: string
     ) => Effect.Effect<Queue.Dequeue<{ readonly payload: string }, SqlError.SqlError>, SqlError.SqlError, Scope.Scope>
   }
-  if (client.driver !== "pglite") {
+  if (!isEmbedded(client)) {
     const maxConnections = Predicate.hasProperty(client, "config") &&
         Predicate.hasProperty(client.config, "maxConnections")
       ? client.config.maxConnections
