@@ -1,0 +1,1259 @@
+/**
+ * Leases in Redis (7 and later) or Valkey (8 and later), over the
+ * application's own `Redis` service of `effect/persistence/Redis`.
+ *
+ * Every operation is one Lua script per batch, which runs atomically and reads
+ * the server's clock. On a cluster, a batch is one script for each slot. All
+ * keys of one work ID share a slot, and a record outlives its expiry: its
+ * successor needs the checkpoint.
+ *
+ * **Gotchas**
+ *
+ * A lease is as durable as the server is. Without `appendfsync always`, a
+ * server that crashes forgets the last checkpoints, and a replica that takes
+ * over may not have received them. Fencing tokens stay in order even then,
+ * because they follow the server's clock. Where a checkpoint must not be lost,
+ * use PostgreSQL.
+ *
+ * Build the client with `disableOfflineQueue: true` where it has that: while
+ * the server is away, operations then fail at once, in place of waiting in a
+ * queue.
+ *
+ * **Example** (Leases in the application's Redis)
+ *
+ * ```ts
+ * import { NodeRedis } from "@effect/platform-node"
+ * import { Config, Layer } from "effect"
+ * import { Lease } from "worklease"
+ * import * as Redis from "worklease/layers/Redis"
+ *
+ * const WorkleaseLayer = Lease.layer.pipe(
+ *   Layer.provide(Redis.layer),
+ *   Layer.provideMerge(NodeRedis.layerConfig({
+ *     url: Config.String("REDIS_URL"),
+ *     disableOfflineQueue: Config.succeed(true)
+ *   }))
+ * )
+ * ```
+ *
+ * @since 0.1.0
+ */
+
+import type { NonEmptyReadonlyArray } from "effect/Array"
+import * as Arr from "effect/Array"
+import * as Context from "effect/Context"
+import * as SecureRandom from "effect/crypto/SecureRandom"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Base64 from "effect/encoding/Base64"
+import * as Layer from "effect/Layer"
+import * as Option from "effect/Option"
+import * as EffectRedis from "effect/persistence/Redis"
+import * as Queue from "effect/Queue"
+import * as Result from "effect/Result"
+import * as Backend from "../Backend.ts"
+import { termOf } from "../internal/term.ts"
+import * as Wakeups from "../internal/wakeups.ts"
+import type * as Lease from "../Lease.ts"
+import {
+  BackendError,
+  type BackendErrorReason,
+  Fenced,
+  InvalidConfig,
+  LeaseExpired,
+  Other,
+  PermissionDenied,
+  TimedOut,
+  TokenExhausted,
+  Unreachable
+} from "../LeaseError.ts"
+
+/**
+ * Where the keys are, and what the server may be.
+ *
+ * @category options
+ * @since 0.1.0
+ */
+export interface Options {
+  /** The beginning of every key and channel. No braces, no NUL, at most 128 UTF-8 bytes. Defaults to `worklease`. */
+  readonly prefix?: string | undefined
+  /**
+   * Whether a server is taken that may evict keys, that is, whose
+   * `maxmemory-policy` is not `noeviction`: it may forget any lease and any
+   * checkpoint at any time, so that two holders work at once. Where the
+   * server does not let itself be asked, `true` skips the question. Defaults
+   * to `false`.
+   */
+  readonly allowEviction?: boolean | undefined
+  /**
+   * Whether a waiting acquire is told at once when a lease is released or
+   * forgotten, and a release here tells those who wait elsewhere. It costs one
+   * more connection while something waits. Without it, waiting acquires poll.
+   * Defaults to `true`.
+   */
+  readonly wakeups?: boolean | undefined
+}
+
+/**
+ * The user's own writes to the same Redis, which are applied only while a term
+ * is current and unexpired, in the same atomic step.
+ *
+ * **Details**
+ *
+ * Each operation takes a token (`lease.token` of a held lease), and fails with
+ * `Fenced` if another term is current, with `LeaseExpired` if this one is over,
+ * and with `BackendError` if the server did not apply it or does not answer.
+ * Nothing is sent again: after an unknown outcome the write may have been
+ * applied, so make it one that may be repeated.
+ *
+ * Every key must be in the slot of the lease, also where there is no cluster
+ * yet: put `hashTag(workId)` into it. Another key fails with `InvalidConfig`.
+ *
+ * @category services
+ * @since 0.1.0
+ */
+export class FencedWrites extends Context.Service<FencedWrites, {
+  /** Sets a key to a string, and takes away its time to live if it has one. */
+  readonly set: (
+    token: Lease.AnyToken,
+    key: string,
+    value: string
+  ) => Effect.Effect<void, Fenced | LeaseExpired | InvalidConfig | BackendError>
+  /**
+   * Runs a Lua script with `KEYS` and `ARGV` as it expects them, and answers
+   * what it returns. The text of a script should not vary: the server keeps
+   * each.
+   */
+  readonly eval: (token: Lease.AnyToken, script: {
+    readonly lua: string
+    readonly keys: ReadonlyArray<string>
+    readonly args?: ReadonlyArray<string> | undefined
+  }) => Effect.Effect<unknown, Fenced | LeaseExpired | InvalidConfig | BackendError>
+}>()("worklease/layers/Redis/FencedWrites") {}
+
+/**
+ * Provides a `Backend` and `FencedWrites`. Asks the server what it is: fails
+ * with `InvalidConfig` if it may evict keys, and with `BackendError` if it
+ * cannot be asked.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const layer: Layer.Layer<
+  Backend.Backend | FencedWrites,
+  BackendError | InvalidConfig,
+  EffectRedis.Redis
+> = Layer.effectContext(Effect.suspend(() => make({})))
+
+/**
+ * Like `layer`, under another prefix or with other options.
+ *
+ * @category layers
+ * @since 0.1.0
+ */
+export const layerWith = (
+  options: Options
+): Layer.Layer<Backend.Backend | FencedWrites, BackendError | InvalidConfig, EffectRedis.Redis> =>
+  Layer.effectContext(Effect.suspend(() => make(options)))
+
+/**
+ * What a key has to contain to be in the slot of a work ID, braces included:
+ * `{orders:7}`. Braces and percent signs of the work ID are percent-encoded.
+ *
+ * @category keys
+ * @since 0.1.0
+ */
+export const hashTag = (workId: string): string => `{${encoded(workId)}}`
+
+/**
+ * The key by which a command of this backend has to be routed in a cluster, for
+ * those who build the `Redis` service from the cluster client of their driver.
+ * `undefined` where any node will do.
+ *
+ * @category keys
+ * @since 0.1.0
+ */
+export const routingKey = (command: string, args: ReadonlyArray<string>): string | undefined =>
+  (command === "EVALSHA" || command === "EVAL") && args[1] !== "0" ? args[2] : undefined
+
+// -----------------------------------------------------------------------------
+// keys
+// -----------------------------------------------------------------------------
+
+/** What remains has no brace, so that the server finds the whole of it to be the tag. */
+const encoded = (workId: string): string => workId.replaceAll("%", "%25").replaceAll("{", "%7B").replaceAll("}", "%7D")
+
+const decoded = (tag: string): string => tag.replaceAll("%7B", "{").replaceAll("%7D", "}").replaceAll("%25", "%")
+
+const utf8Encoder = new TextEncoder()
+
+const slotCount = 16384
+
+/** CRC-16/XMODEM, as the server computes it. */
+const crcTable = Uint16Array.from({ length: 256 }, (_, byte) => {
+  let crc = byte << 8
+  for (let bit = 0; bit < 8; bit++) crc = (crc & 0x8000) === 0 ? crc << 1 : (crc << 1) ^ 0x1021
+  return crc
+})
+
+const slotOfTag = (tag: string): number => {
+  let crc = 0
+  for (const byte of utf8Encoder.encode(tag)) crc = ((crc << 8) ^ crcTable[((crc >> 8) ^ byte) & 0xff]) & 0xffff
+  return crc % slotCount
+}
+
+const slotOfKey = (key: string): number => {
+  const open = key.indexOf("{")
+  const close = open === -1 ? -1 : key.indexOf("}", open + 1)
+  return slotOfTag(close > open + 1 ? key.slice(open + 1, close) : key)
+}
+
+/** For each slot the smallest number that is a tag of it. */
+const tagsBySlot: Array<string | undefined> = []
+let tagsTried = 0
+
+const tagOfSlot = (slot: number): string => {
+  while (tagsBySlot[slot] === undefined) {
+    const tag = String(tagsTried++)
+    tagsBySlot[slotOfTag(tag)] ??= tag
+  }
+  return tagsBySlot[slot]
+}
+
+/** What a pattern of the server means literally. */
+const literally = (text: string): string => text.replaceAll(/[\\*?[\]]/g, "\\$&")
+
+const maxPrefixBytes = 128
+
+const prefixOf = (options: Options): Effect.Effect<string, InvalidConfig> => {
+  const prefix = options.prefix ?? "worklease"
+  const bytes = utf8Encoder.encode(prefix).byteLength
+  return bytes >= 1 && bytes <= maxPrefixBytes && !/[{}\0]|\p{Surrogate}/u.test(prefix)
+    ? Effect.succeed(prefix)
+    : Effect.fail(
+      new InvalidConfig({
+        field: "prefix",
+        why: `it must be 1 to ${maxPrefixBytes} UTF-8 bytes without braces, NUL or lone surrogates`
+      })
+    )
+}
+
+// -----------------------------------------------------------------------------
+// scripts
+// -----------------------------------------------------------------------------
+
+/**
+ * A record is a hash; what is not there is an empty string. Times are in
+ * microseconds, which a double holds exactly for two centuries. Tokens and
+ * sequences need not fit one: they stay decimal strings.
+ */
+const prelude = `
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+local function less(a, b)
+  if #a ~= #b then return #a < #b end
+  return a < b
+end
+
+local function successor(number)
+  local nines = string.match(number, '9*$')
+  local zeros = string.rep('0', #nines)
+  local head = string.sub(number, 1, #number - #nines)
+  if head == '' then return '1' .. zeros end
+  return string.sub(head, 1, -2) .. string.char(string.byte(head, -1) + 1) .. zeros
+end
+
+local function load(key)
+  local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'sequence', 'yield', 'terms',
+    'priorExit', 'priorHolder', 'priorToken', 'attempt', 'priorAttempt')
+  if not values[1] then return nil end
+  return {
+    holder = values[1], token = values[2], exit = values[3], expires = tonumber(values[4]), sequence = values[5],
+    yield = values[6], terms = tonumber(values[7]), priorExit = values[8], priorHolder = values[9],
+    priorToken = values[10], attempt = values[11], priorAttempt = values[12]
+  }
+end
+
+local function isHeld(row)
+  return row.exit == '' and row.expires > now
+end
+
+local function isCurrent(row, holder, token)
+  return row ~= nil and row.holder == holder and row.token == token
+end
+
+-- What a holder that takes the lease would be told: exit, holder, token, terms without progress.
+local function priorOf(row)
+  if row.exit == 'forgotten' then return '', '', '', 0 end
+  if row.exit == 'given-back' then return row.priorExit, row.priorHolder, row.priorToken, row.terms end
+  if row.exit ~= '' then return row.exit, row.holder, row.token, row.terms end
+  return 'expired', row.holder, row.token, row.sequence ~= '0' and 0 or row.terms + 1
+end
+
+local function extended(expires, yield)
+  if yield == '' then return {'Done', expires} end
+  if yield == 'any' then return {'Done', expires, 'any'} end
+  return {'Done', expires, text(math.max(0, tonumber(yield) - now))}
+end
+
+-- Tells one of those who wait, another one each time. Nobody hears it where that one has died, or is connected to
+-- another node.
+local function wake(waiting, workId, except)
+  local channels = redis.pcall('ZRANGEBYSCORE', waiting, '(' .. text(now), '+inf', 'LIMIT', 0, 100)
+  if channels.err then return end
+  for i = 1, #channels do
+    local channel = channels[(now + i) % #channels + 1]
+    if channel ~= except then
+      local heard = redis.pcall('PUBLISH', channel, workId)
+      if type(heard) == 'number' and heard > 0 then return end
+    end
+  end
+end
+
+local function answer(count, item)
+  local replies = {}
+  for i = 1, count do
+    local ok, reply = pcall(item, i)
+    if ok then
+      replies[i] = reply
+    else
+      replies[i] = {'Error', type(reply) == 'table' and reply.err or tostring(reply)}
+    end
+  end
+  return replies
+end
+`
+
+/**
+ * Runs one item after the other. An item that meets an error has written
+ * nothing, because its one write is its last step, and does not keep the
+ * others from theirs.
+ */
+const batchOf = (options: {
+  readonly keys: number
+  readonly args: number
+  readonly item: string
+  readonly allowOutOfMemory?: boolean
+}): string =>
+  `${options.allowOutOfMemory === true ? "#!lua flags=allow-oom" : "#!lua"}
+${prelude}
+return answer(#KEYS / ${options.keys}, function(i)
+  local keys = (i - 1) * ${options.keys}
+  local args = (i - 1) * ${options.args}
+  ${options.item}
+end)`
+
+type Reply = ReadonlyArray<string>
+
+type Send = EffectRedis.Script<{
+  readonly params: readonly [keys: ReadonlyArray<string>, args: ReadonlyArray<string>]
+  readonly result: unknown
+}>
+
+const scriptOf = (lua: string): Send =>
+  EffectRedis.script(
+    (keys: ReadonlyArray<string>, args: ReadonlyArray<string>) => keys.concat(args),
+    { lua, numberOfKeys: (keys) => keys.length }
+  ).withReturnType<unknown>()
+
+const maxToken = "9223372036854775807"
+
+/** Keys: the record, the mark of its slot. */
+const acquireScript = scriptOf(batchOf({
+  keys: 2,
+  args: 3,
+  item: `
+  local key, mark = KEYS[keys + 1], KEYS[keys + 2]
+  local holder, attempt, ttl = ARGV[args + 1], ARGV[args + 2], ARGV[args + 3]
+  local row = load(key)
+  local stored = redis.call('HMGET', key, 'version', 'state')
+  local version, state = stored[1] or '', stored[2] or ''
+  local previous
+  if row then
+    if row.attempt == attempt then
+      if not isHeld(row) or row.holder ~= holder then return {'AttemptEnded'} end
+      return {'Acquired', row.token, text(row.expires), row.priorExit, row.priorHolder, row.priorToken,
+        text(row.terms), version, state}
+    end
+    if row.priorAttempt == attempt then return {'AttemptEnded'} end
+    if isHeld(row) then return {'Held', row.holder, text(row.expires - now)} end
+    previous = row.token
+  else
+    previous = redis.call('GET', mark) or '0'
+  end
+  if not less(previous, '${maxToken}') then return {'TokenExhausted'} end
+  local token = successor(previous)
+  if less(token, text(now)) then token = text(now) end
+  local expires = text(now + tonumber(ttl))
+  local exit, priorHolder, priorToken, terms = '', '', '', 0
+  if row then exit, priorHolder, priorToken, terms = priorOf(row) end
+  redis.call('HSET', key, 'holder', holder, 'token', token, 'attempt', attempt, 'expires', expires, 'exit', '',
+    'sequence', '0', 'version', version, 'state', state, 'terms', text(terms), 'priorExit', exit,
+    'priorHolder', priorHolder, 'priorToken', priorToken, 'priorAttempt', row and row.attempt or '', 'yield', '')
+  return {'Acquired', token, expires, exit, priorHolder, priorToken, text(terms), version, state}`
+}))
+
+/** The few fields that an extension needs. A renewal may be all that a full server can still do. */
+const renewScript = scriptOf(batchOf({
+  keys: 1,
+  args: 3,
+  allowOutOfMemory: true,
+  item: `
+  local key = KEYS[keys + 1]
+  local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'yield')
+  if values[1] ~= ARGV[args + 1] or values[2] ~= ARGV[args + 2] then return {'Fenced'} end
+  if values[3] ~= '' or tonumber(values[4]) <= now then return {'Expired'} end
+  local expires = text(now + tonumber(ARGV[args + 3]))
+  redis.call('HSET', key, 'expires', expires)
+  return extended(expires, values[5])`
+}))
+
+const checkpointScript = scriptOf(batchOf({
+  keys: 1,
+  args: 6,
+  item: `
+  local key = KEYS[keys + 1]
+  local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'yield', 'sequence')
+  if values[1] ~= ARGV[args + 1] or values[2] ~= ARGV[args + 2] then return {'Fenced'} end
+  if values[3] ~= '' then return {'Expired'} end
+  local sequence = ARGV[args + 4]
+  if less(sequence, values[6]) then return extended(values[4], values[5]) end
+  local expires = text(now + tonumber(ARGV[args + 3]))
+  if sequence == values[6] then
+    redis.call('HSET', key, 'expires', expires)
+  else
+    redis.call('HSET', key, 'expires', expires, 'sequence', sequence, 'version', ARGV[args + 5],
+      'state', ARGV[args + 6])
+  end
+  return extended(expires, values[5])`
+}))
+
+/** Keys: the record, who waits for it. */
+const releaseScript = scriptOf(batchOf({
+  keys: 2,
+  args: 8,
+  allowOutOfMemory: true,
+  item: `
+  local key = KEYS[keys + 1]
+  local holder, token, exit, interrupted = ARGV[args + 1], ARGV[args + 2], ARGV[args + 3], ARGV[args + 4]
+  local sequence, version, state, workId = ARGV[args + 5], ARGV[args + 6], ARGV[args + 7], ARGV[args + 8]
+  local row = load(key)
+  if not isCurrent(row, holder, token) then
+    if row and row.priorHolder == holder and row.priorToken == token and row.priorExit == exit then return {'Done'} end
+    return {'Fenced'}
+  end
+  if row.exit ~= '' then return {row.exit == exit and 'Done' or 'Expired'} end
+  local revives = sequence ~= '' or (exit == 'given-back' and row.sequence == '0')
+  if not isHeld(row) and not revives then return {'Expired'} end
+  local fields = {}
+  if sequence ~= '' and less(row.sequence, sequence) then
+    row.sequence = sequence
+    fields = {'sequence', sequence, 'version', version, 'state', state}
+  end
+  local terms = row.terms
+  if exit ~= 'given-back' then
+    if exit == 'finished' or exit == 'retired' or row.sequence ~= '0' then
+      terms = 0
+    elseif exit == 'abandoned' and interrupted == '0' then
+      terms = terms + 1
+    end
+  end
+  redis.call('HSET', key, 'exit', exit, 'expires', text(now), 'terms', text(terms), unpack(fields))
+  wake(KEYS[keys + 2], workId, '')
+  return {'Done'}`
+}))
+
+const readScript = scriptOf(batchOf({
+  keys: 1,
+  args: 2,
+  item: `
+  local values = redis.call('HMGET', KEYS[keys + 1], 'holder', 'token', 'version', 'state')
+  if values[1] ~= ARGV[args + 1] or values[2] ~= ARGV[args + 2] then return {'Fenced'} end
+  return {'Done', values[3], values[4]}`
+}))
+
+const forgetScript = scriptOf(batchOf({
+  keys: 2,
+  args: 3,
+  allowOutOfMemory: true,
+  item: `
+  local key = KEYS[keys + 1]
+  local row = load(key)
+  if not isCurrent(row, ARGV[args + 1], ARGV[args + 2]) then return {'Fenced'} end
+  if row.exit == 'forgotten' then return {'Done'} end
+  redis.call('HSET', key, 'exit', 'forgotten', 'expires', text(now), 'version', '', 'state', '', 'terms', '0',
+    'priorExit', '', 'priorHolder', '', 'priorToken', '', 'yield', '')
+  wake(KEYS[keys + 2], ARGV[args + 3], '')
+  return {'Done'}`
+}))
+
+const requestYieldScript = scriptOf(batchOf({
+  keys: 1,
+  args: 1,
+  allowOutOfMemory: true,
+  item: `
+  local key, deadline = KEYS[keys + 1], ARGV[args + 1]
+  local row = load(key)
+  if not row or not isHeld(row) then return {'Free'} end
+  redis.call('HSET', key, 'yield', deadline == '' and 'any' or text(now + tonumber(deadline)))
+  return {'Done'}`
+}))
+
+/** One step through the keys of the node that has the first key. */
+const scanScript = scriptOf(`#!lua flags=no-writes
+return redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3], 'TYPE', 'hash')`)
+
+/** Keys: the record, the mark of its slot, who waits for it. Deletes a part of them at most. */
+const sweepScript = scriptOf(`#!lua flags=allow-oom
+${prelude}
+local before = now - tonumber(ARGV[1])
+local limit = tonumber(ARGV[2])
+local swept = 0
+for i = 1, #KEYS, 2 do
+  if swept == limit then break end
+  local key, mark = KEYS[i], KEYS[i + 1]
+  local row = load(key)
+  if row then
+    local exit = row.exit
+    if exit == 'given-back' then exit = row.priorExit == '' and 'forgotten' or row.priorExit end
+    if (exit == 'retired' or exit == 'forgotten') and row.expires < before then
+      if less(redis.call('GET', mark) or '0', row.token) then redis.call('SET', mark, row.token) end
+      redis.call('DEL', key)
+      swept = swept + 1
+    end
+  end
+end
+return swept`)
+
+const recordsScript = scriptOf(batchOf({
+  keys: 1,
+  args: 0,
+  item: `
+  local key = KEYS[keys + 1]
+  local row = load(key)
+  if not row then return {'Missing'} end
+  local stored = redis.call('HMGET', key, 'version', 'state')
+  local status, holder, token = row.exit, row.holder, row.token
+  if row.exit == 'given-back' then
+    status, holder, token = row.priorExit, row.priorHolder, row.priorToken
+  elseif row.exit == 'forgotten' then
+    status = ''
+  elseif row.exit == '' then
+    status = isHeld(row) and 'held' or 'expired'
+  end
+  local terms = row.terms
+  if not isHeld(row) then
+    local _, _, _, next = priorOf(row)
+    terms = next
+  end
+  return {'Done', status, holder, token, text(row.expires), text(terms), stored[1], stored[2]}`
+}))
+
+const infoScript = scriptOf(`#!lua flags=no-writes,allow-stale
+return redis.call('INFO', ARGV[1])`)
+
+/** Keys: who waits. */
+const registerScript = scriptOf(batchOf({
+  keys: 1,
+  args: 2,
+  item: `
+  local waiting, channel, ttl = KEYS[keys + 1], ARGV[args + 1], tonumber(ARGV[args + 2])
+  redis.call('ZREMRANGEBYSCORE', waiting, '-inf', text(now))
+  redis.call('ZADD', waiting, text(now + ttl), channel)
+  redis.call('PEXPIRE', waiting, text(ttl / 1000))
+  return {'Done'}`
+}))
+
+const unregisterScript = scriptOf(batchOf({
+  keys: 1,
+  args: 1,
+  item: `
+  redis.call('ZREM', KEYS[keys + 1], ARGV[args + 1])
+  return {'Done'}`
+}))
+
+const passOnScript = scriptOf(batchOf({
+  keys: 1,
+  args: 2,
+  item: `
+  redis.call('ZREM', KEYS[keys + 1], ARGV[args + 1])
+  wake(KEYS[keys + 1], ARGV[args + 2], ARGV[args + 1])
+  return {'Done'}`
+}))
+
+/** The user's script is a function of its own keys and arguments, and cannot see those of the lease. */
+const fencedScript = (lua: string): Send =>
+  scriptOf(`#!lua
+${prelude}
+local row = load(KEYS[1])
+if not isCurrent(row, ARGV[1], ARGV[2]) then return {'Fenced'} end
+if not isHeld(row) then return {'Expired'} end
+local function rest(list, from)
+  local result = {}
+  for i = from, #list do result[#result + 1] = list[i] end
+  return result
+end
+local function write(KEYS, ARGV)
+${lua}
+end
+return {'Done', write(rest(KEYS, 2), rest(ARGV, 3))}`)
+
+const setScript = fencedScript("return redis.call('SET', KEYS[1], ARGV[1])")
+
+// -----------------------------------------------------------------------------
+// backend
+// -----------------------------------------------------------------------------
+
+const minimumRetention = Duration.hours(1)
+
+/** How many keys one step through them looks at. */
+const scanCount = "1000"
+
+/** How many records one script reads or deletes at most: nobody else is served meanwhile. */
+const maxRecords = 200
+
+const wakeupTimeout = Duration.seconds(5)
+
+const micros = (duration: Duration.Duration): string =>
+  String(Math.min(Math.round(Duration.toMillis(duration) * 1000), Number.MAX_SAFE_INTEGER / 4))
+
+const make = Effect.fnUntraced(function*(options: Options) {
+  const prefix = yield* prefixOf(options)
+  const redis = yield* EffectRedis.Redis
+
+  const keyOf = (workId: string): string => `${prefix}:${hashTag(workId)}`
+  const waitingKeyOf = (workId: string): string => `${keyOf(workId)}:waiting`
+  /** Holds the highest token that was swept from the slot. */
+  const markKeyOf = (workId: string): string => `${prefix}:{${tagOfSlot(slotOfTag(encoded(workId)))}}:mark`
+
+  /** A node that has not seen the script yet may not be the one that was asked to load it. */
+  const evaluate = (
+    operation: string,
+    script: Send,
+    keys: ReadonlyArray<string>,
+    args: ReadonlyArray<string>
+  ): Effect.Effect<unknown, BackendError> =>
+    redis.eval(script)(keys, args).pipe(
+      Effect.catchIf(
+        (error) => codeOf(error.cause) === "NOSCRIPT",
+        () => redis.send("EVAL", script.lua, String(keys.length), ...keys, ...args)
+      ),
+      Effect.mapError((error) => toBackendError(operation, error.cause)),
+      Effect.withTracerEnabled(false)
+    )
+
+  const isCluster = yield* inspect(redis, evaluate, prefix, options)
+
+  /** Sends a batch, as one script or as one for each slot. */
+  const run = <Request, A>(options: {
+    readonly operation: string
+    readonly script: Send
+    readonly requests: ReadonlyArray<Request>
+    readonly workIdOf: (request: Request) => string
+    readonly keysOf: (request: Request) => ReadonlyArray<string>
+    readonly argsOf: (request: Request) => ReadonlyArray<string>
+    readonly replyOf: (reply: Reply) => A
+  }): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
+    const { operation, requests } = options
+    const send = (requests: ReadonlyArray<Request>): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
+      const keys: Array<string> = []
+      const args: Array<string> = []
+      for (const request of requests) {
+        keys.push(...options.keysOf(request))
+        args.push(...options.argsOf(request))
+      }
+      return Effect.map(
+        evaluate(operation, options.script, keys, args),
+        (replies) =>
+          (replies as ReadonlyArray<Reply>).map((reply) =>
+            // What failed by itself has written nothing.
+            reply[0] === "Error" ? toBackendError(operation, new Error(reply[1]), "rejected") : options.replyOf(reply)
+          )
+      )
+    }
+    if (!isCluster || requests.length === 1) return send(requests)
+    const bySlot = new Map<number, Array<number>>()
+    requests.forEach((request, index) => {
+      const slot = slotOfTag(encoded(options.workIdOf(request)))
+      const indices = bySlot.get(slot)
+      if (indices === undefined) bySlot.set(slot, [index])
+      else indices.push(index)
+    })
+    const replies = Arr.makeBy(requests.length, (): A | BackendError | undefined => undefined)
+    return Effect.as(
+      Effect.forEach(
+        bySlot.values(),
+        (indices) =>
+          Effect.map(Effect.result(send(indices.map((index) => requests[index]))), (result) => {
+            indices.forEach((index, i) => {
+              replies[index] = Result.isSuccess(result) ? result.success[i] : result.failure
+            })
+          }),
+        { concurrency: "unbounded", discard: true }
+      ),
+      replies as ReadonlyArray<A | BackendError>
+    )
+  }
+
+  const batch = <Request extends { readonly workId: string }, A>(
+    operation: string,
+    script: Send,
+    keysOf: (request: Request) => ReadonlyArray<string>,
+    argsOf: (request: Request) => ReadonlyArray<string>,
+    replyOf: (reply: Reply) => A | BackendError
+  ): Backend.Batch<Request, A> =>
+  (requests) =>
+    run<Request, A | BackendError>({
+      operation,
+      script,
+      requests,
+      workIdOf: (_) => _.workId,
+      keysOf,
+      argsOf,
+      replyOf
+    }) as Effect.Effect<NonEmptyReadonlyArray<A | BackendError>, BackendError>
+
+  /** A batch of one. */
+  const one = <Request extends { readonly workId: string }, A>(batch: Backend.Batch<Request, A>, request: Request) =>
+    Effect.flatMap(
+      batch([request]),
+      ([reply]) => reply instanceof BackendError ? Effect.fail(reply) : Effect.succeed(reply)
+    )
+
+  const termArgs = ({ fencingToken, holderId }: Backend.Term) => [holderId, String(fencingToken)] as const
+
+  const acquire = batch<Backend.AcquireRequest, Backend.AcquireReply>(
+    "acquire",
+    acquireScript,
+    ({ workId }) => [keyOf(workId), markKeyOf(workId)],
+    ({ attempt, holderId, ttl }) => [holderId, attempt, micros(ttl)],
+    (reply) => {
+      switch (reply[0]) {
+        case "Held":
+          return { _tag: "Held", holderId: reply[1], remaining: Duration.micros(BigInt(reply[2])) }
+        case "AttemptEnded":
+          return { _tag: "AttemptEnded" }
+        case "TokenExhausted":
+          return backendError("acquire", "rejected", new TokenExhausted({}))
+      }
+      const [, token, expires, exit, holderId, priorToken, terms, version, state] = reply
+      return {
+        _tag: "Acquired",
+        fencingToken: BigInt(token),
+        expiresAt: toMillis(expires),
+        prior: {
+          state: storedOf(version, state),
+          term: exit === "" ? Option.none() : Option.some({
+            exit: exitOf(exit),
+            holderId,
+            fencingToken: BigInt(priorToken)
+          }),
+          termsWithoutProgress: Number(terms)
+        }
+      }
+    }
+  )
+
+  const renew = batch<Backend.RenewRequest, Backend.ExtendReply>(
+    "renew",
+    renewScript,
+    ({ workId }) => [keyOf(workId)],
+    (request) => [...termArgs(request), micros(request.ttl)],
+    extendReply
+  )
+
+  const checkpoint = batch<Backend.CheckpointRequest, Backend.ExtendReply>(
+    "checkpoint",
+    checkpointScript,
+    ({ workId }) => [keyOf(workId)],
+    (request) => [
+      ...termArgs(request),
+      micros(request.ttl),
+      String(request.sequence),
+      String(request.state.version),
+      Base64.encode(request.state.bytes)
+    ],
+    extendReply
+  )
+
+  const release = batch<Backend.ReleaseRequest, Backend.TermReply>(
+    "release",
+    releaseScript,
+    ({ workId }) => [keyOf(workId), waitingKeyOf(workId)],
+    (request) => [
+      ...termArgs(request),
+      request.exit,
+      request.interrupted ? "1" : "0",
+      ...Option.match(request.state, {
+        onNone: () => ["", "", ""],
+        onSome: ({ sequence, state }) => [String(sequence), String(state.version), Base64.encode(state.bytes)]
+      }),
+      request.workId
+    ],
+    termReply
+  )
+
+  const readOne = batch<Backend.Term, Effect.Success<ReturnType<Backend.Backend["Service"]["read"]>>>(
+    "readCheckpoint",
+    readScript,
+    ({ workId }) => [keyOf(workId)],
+    termArgs,
+    (reply) => reply[0] === "Done" ? { _tag: "Done", state: storedOf(reply[1], reply[2]) } : { _tag: "Fenced" }
+  )
+
+  const forgetOne = batch<Backend.Term, Backend.TermReply>(
+    "forget",
+    forgetScript,
+    ({ workId }) => [keyOf(workId), waitingKeyOf(workId)],
+    (term) => [...termArgs(term), term.workId],
+    termReply
+  )
+
+  const requestYieldOne = batch<Parameters<Backend.Backend["Service"]["requestYield"]>[0], boolean>(
+    "requestYield",
+    requestYieldScript,
+    ({ workId }) => [keyOf(workId)],
+    ({ deadline }) => [Option.match(deadline, { onNone: () => "", onSome: micros })],
+    (reply) => reply[0] === "Done"
+  )
+
+  // ---------------------------------------------------------------------------
+  // all records
+  // ---------------------------------------------------------------------------
+
+  /** For each node that has records a key by which it is reached. */
+  const nodes: Effect.Effect<ReadonlyArray<string>, BackendError> = isCluster
+    ? clusterNodes(redis, prefix)
+    : Effect.succeed([`${prefix}:{0}`])
+
+  /** One step through the keys of a node. Answers the work IDs that it met. */
+  const scan = (operation: string, node: string, cursor: string, workIdPrefix: string) =>
+    Effect.map(
+      evaluate(operation, scanScript, [node], [
+        cursor,
+        `${literally(`${prefix}:{${encoded(workIdPrefix)}`)}*}`,
+        scanCount
+      ]),
+      (reply) => {
+        const [next, keys] = reply as readonly [string, ReadonlyArray<string>]
+        return { next, workIds: keys.map((key) => decoded(key.slice(prefix.length + 2, -1))) }
+      }
+    )
+
+  /** Where the last sweep has ended, so that the next one does not begin with what it has seen. */
+  let position = { node: "", cursor: "0" }
+
+  const sweep: Backend.Backend["Service"]["sweep"] = Effect.fnUntraced(function*({ limit, retention }) {
+    const age = micros(Duration.max(retention, minimumRetention))
+    const all = yield* nodes
+    const from = all.indexOf(position.node)
+    const resumed = from !== -1 && position.cursor !== "0"
+    const rest = resumed ? all.slice(from) : []
+    let cursor = resumed ? position.cursor : "0"
+    let swept = 0
+    for (const node of rest.concat(all)) {
+      do {
+        const step = yield* scan("sweep", node, cursor, "")
+        for (const group of groupsOf(step.workIds)) {
+          if (swept === limit) {
+            position = { node, cursor }
+            return swept
+          }
+          swept += Number(
+            yield* evaluate(
+              "sweep",
+              sweepScript,
+              group.flatMap((workId) => [keyOf(workId), markKeyOf(workId)]),
+              [age, String(limit - swept)]
+            )
+          )
+        }
+        cursor = step.next
+      } while (cursor !== "0")
+    }
+    position = { node: "", cursor: "0" }
+    return swept
+  })
+
+  /** What one script may take: the records of one slot on a cluster, and not too many. */
+  const groupsOf = (workIds: ReadonlyArray<string>): ReadonlyArray<ReadonlyArray<string>> =>
+    isCluster
+      ? Object.values(Arr.groupBy(workIds, (workId) => String(slotOfTag(encoded(workId))))).flatMap((group) =>
+        Arr.chunksOf(group, maxRecords)
+      )
+      : Arr.chunksOf(workIds, maxRecords)
+
+  const list: Backend.Backend["Service"]["list"] = Effect.fnUntraced(function*({ after, limit, prefix }) {
+    // A step may meet a key again, and while slots move, two nodes may have it.
+    const found = new Set<string>()
+    for (const node of yield* nodes) {
+      let cursor = "0"
+      do {
+        const step = yield* scan("list", node, cursor, prefix)
+        for (const workId of step.workIds) {
+          if (Option.isNone(after) || compareBytes(workId, after.value) > 0) found.add(workId)
+        }
+        cursor = step.next
+      } while (cursor !== "0")
+    }
+    const records: Array<Backend.LeaseRecord> = []
+    for (const workIds of Arr.chunksOf(Array.from(found).sort(compareBytes), maxRecords)) {
+      const replies = yield* run<string, Reply>({
+        operation: "list",
+        script: recordsScript,
+        requests: workIds,
+        workIdOf: (workId) => workId,
+        keysOf: (workId) => [keyOf(workId)],
+        argsOf: () => [],
+        replyOf: (reply) => reply
+      })
+      for (const [index, reply] of replies.entries()) {
+        if (records.length === limit) return records
+        if (reply instanceof BackendError) return yield* reply
+        // It was swept meanwhile.
+        if (reply[0] !== "Done") continue
+        const [, status, holderId, token, expires, terms, version, state] = reply
+        records.push({
+          workId: workIds[index],
+          term: status === "" ? Option.none() : Option.some({
+            holderId,
+            fencingToken: BigInt(token),
+            status: status === "held" ? status : exitOf(status),
+            expiresAt: toMillis(expires)
+          }),
+          state: storedOf(version, state),
+          termsWithoutProgress: Number(terms)
+        })
+      }
+    }
+    return records
+  })
+
+  // ---------------------------------------------------------------------------
+  // wake-ups
+  // ---------------------------------------------------------------------------
+
+  const channel = `${prefix}:wakeups:${SecureRandom.uuidV4Unsafe()}`
+
+  const inTime = <A, R>(
+    operation: string,
+    effect: Effect.Effect<A, BackendError, R>
+  ): Effect.Effect<A, BackendError, R> =>
+    Effect.timeoutOrElse(effect, {
+      duration: wakeupTimeout,
+      orElse: () => Effect.fail(backendError(operation, "unknown", new TimedOut({})))
+    })
+
+  const listen = Effect.gen(function*() {
+    const messages = yield* redis.subscribe(channel)
+    const queue = yield* Queue.unbounded<{ readonly payload: string }, BackendError>()
+    yield* Queue.take(messages).pipe(
+      Effect.map(({ message }) => Queue.offerUnsafe(queue, { payload: message })),
+      Effect.forever,
+      Effect.mapError((error) => toBackendError("listen", error.cause)),
+      Effect.catchCause((cause) => Queue.failCause(queue, cause)),
+      Effect.forkScoped
+    )
+    return queue
+  })
+
+  const eachWaiting = (
+    operation: string,
+    script: Send,
+    workIds: ReadonlyArray<string>,
+    argsOf: (workId: string) => ReadonlyArray<string>
+  ): Effect.Effect<unknown, BackendError> =>
+    workIds.length === 0 ? Effect.void : inTime(
+      operation,
+      Effect.flatMap(
+        run<string, void>({
+          operation,
+          script,
+          requests: workIds,
+          workIdOf: (workId) => workId,
+          keysOf: (workId) => [waitingKeyOf(workId)],
+          argsOf,
+          replyOf: () => undefined
+        }),
+        (replies) => {
+          const failed = replies.find((reply) => reply instanceof BackendError)
+          return failed === undefined ? Effect.void : Effect.fail(failed)
+        }
+      )
+    )
+
+  const wakeups = options.wakeups === false ? undefined : Wakeups.makeUnsafe({
+    listen,
+    register: (workIds) =>
+      eachWaiting("register", registerScript, workIds, () => [channel, micros(Wakeups.registrationTtl)]),
+    passOn: (workIds) => eachWaiting("passOn", passOnScript, workIds, (workId) => [channel, workId]),
+    unregister: (workIds, ping) =>
+      Effect.andThen(
+        eachWaiting("unregister", unregisterScript, workIds, () => [channel]),
+        ping
+          ? inTime(
+            "unregister",
+            Effect.mapError(redis.send("PUBLISH", channel, ""), ({ cause }) => toBackendError("unregister", cause))
+          )
+          : Effect.void
+      )
+  })
+
+  const backend = Backend.Backend.of({
+    acquire,
+    renew,
+    checkpoint,
+    release,
+    read: (term) => one(readOne, term),
+    forget: (term) => one(forgetOne, term),
+    requestYield: (request) => one(requestYieldOne, request),
+    sweep,
+    list,
+    wakeups: Option.map(Option.fromUndefinedOr(wakeups), ({ subscribe }) => subscribe),
+    transaction: Option.none()
+  })
+
+  // ---------------------------------------------------------------------------
+  // fenced writes
+  // ---------------------------------------------------------------------------
+
+  const scripts = new Map<string, Send>()
+
+  const fenced = (
+    token: Lease.AnyToken,
+    script: Send,
+    keys: ReadonlyArray<string>,
+    args: ReadonlyArray<string>
+  ): Effect.Effect<unknown, Fenced | LeaseExpired | InvalidConfig | BackendError> =>
+    Effect.suspend((): Effect.Effect<unknown, Fenced | LeaseExpired | InvalidConfig | BackendError> => {
+      const term = termOf(token)
+      const slot = slotOfTag(encoded(term.workId))
+      const stray = keys.find((key) => slotOfKey(key) !== slot)
+      if (stray !== undefined) {
+        return Effect.fail(
+          new InvalidConfig({
+            field: "key",
+            why: `${JSON.stringify(stray)} is not in the slot of the lease. Put its hash tag into it: ${
+              JSON.stringify(hashTag(term.workId))
+            }`
+          })
+        )
+      }
+      return Effect.flatMap(
+        evaluate("fencedWrite", script, [keyOf(term.workId), ...keys], [...termArgs(term), ...args]),
+        (reply): Effect.Effect<unknown, Fenced | LeaseExpired> => {
+          const [answer, result] = reply as ReadonlyArray<unknown>
+          return answer === "Done"
+            ? Effect.succeed(result)
+            : Effect.fail(answer === "Fenced" ? new Fenced(term) : new LeaseExpired(term))
+        }
+      )
+    })
+
+  const fencedWrites = FencedWrites.of({
+    set: (token, key, value) => Effect.asVoid(fenced(token, setScript, [key], [value])),
+    eval: (token, { args, keys, lua }) =>
+      Effect.suspend(() => {
+        let script = scripts.get(lua)
+        if (script === undefined) scripts.set(lua, script = fencedScript(lua))
+        return fenced(token, script, keys, args ?? [])
+      })
+  })
+
+  if (wakeups !== undefined) yield* Effect.forkScoped(wakeups.keep)
+  return Context.make(Backend.Backend, backend).pipe(Context.add(FencedWrites, fencedWrites))
+})
+
+// -----------------------------------------------------------------------------
+// the server
+// -----------------------------------------------------------------------------
+
+type Evaluate = (
+  operation: string,
+  script: Send,
+  keys: ReadonlyArray<string>,
+  args: ReadonlyArray<string>
+) => Effect.Effect<unknown, BackendError>
+
+const clusterNodes = (
+  redis: EffectRedis.Redis["Service"],
+  prefix: string
+): Effect.Effect<ReadonlyArray<string>, BackendError> =>
+  redis.send<ReadonlyArray<readonly [number, number, readonly [string, number, ...Array<unknown>]]>>("CLUSTER", "SLOTS")
+    .pipe(
+      Effect.mapError((error) => toBackendError("list", error.cause)),
+      Effect.map((ranges) => {
+        const nodes = new Map<string, string>()
+        for (const [first, , [host, port]] of ranges) {
+          const node = `${host}:${port}`
+          if (!nodes.has(node)) nodes.set(node, `${prefix}:{${tagOfSlot(first)}}`)
+        }
+        return Array.from(nodes.values())
+      })
+    )
+
+/** Asks whether the server is a cluster, and refuses one that forgets what it should keep. */
+const inspect = Effect.fnUntraced(function*(
+  redis: EffectRedis.Redis["Service"],
+  evaluate: Evaluate,
+  prefix: string,
+  options: Options
+) {
+  const allowEviction = options.allowEviction === true
+  const isCluster = yield* redis.send("INFO", "cluster").pipe(
+    Effect.map((info) => fieldOf(info, "cluster_enabled") === "1"),
+    Effect.mapError((error) => toBackendError("connect", error.cause)),
+    Effect.catchIf((error) => allowEviction && error.reason._tag === "PermissionDenied", () => Effect.succeed(false))
+  )
+  if (allowEviction) return isCluster
+  const infos = isCluster
+    ? Effect.flatMap(
+      clusterNodes(redis, prefix),
+      (nodes) => Effect.forEach(nodes, (node) => evaluate("connect", infoScript, [node], ["memory"]))
+    )
+    : Effect.map(
+      Effect.mapError(redis.send("INFO", "memory"), (error) => toBackendError("connect", error.cause)),
+      (info) => [info]
+    )
+  for (const info of yield* infos) {
+    const policy = fieldOf(info, "maxmemory_policy")
+    if (policy !== undefined && policy !== "noeviction") {
+      return yield* new InvalidConfig({
+        field: "maxmemory-policy",
+        why: `the server's is ${policy}, which may delete leases and checkpoints when memory is short. ` +
+          "Set it to noeviction, use another server, or, if losing them is acceptable, set allowEviction"
+      })
+    }
+  }
+  return isCluster
+})
+
+const fieldOf = (info: unknown, name: string): string | undefined =>
+  new RegExp(`^${name}:(.*?)\\s*$`, "m").exec(String(info))?.[1]
+
+// -----------------------------------------------------------------------------
+// replies
+// -----------------------------------------------------------------------------
+
+const toMillis = (micros: string): number => Number(micros) / 1000
+
+const storedOf = (version: string, state: string): Option.Option<Backend.Stored> =>
+  version === ""
+    ? Option.none()
+    : Option.some({ version: Number(version), bytes: Result.getOrThrow(Base64.decode(state)) })
+
+const exitModes: ReadonlyArray<string> = ["finished", "abandoned", "retired", "yielded"] satisfies Array<
+  Backend.ExitMode
+>
+
+/** A mode that a later version has written is as if nobody had said anything. */
+const exitOf = (exit: string): Backend.ExitMode | "expired" =>
+  exitModes.includes(exit) ? exit as Backend.ExitMode : "expired"
+
+const termReply = ([tag]: Reply): Backend.TermReply => ({ _tag: tag as Backend.TermReply["_tag"] })
+
+const extendReply = ([tag, expires, yieldRequest]: Reply): Backend.ExtendReply =>
+  tag !== "Done" ? { _tag: tag as "Fenced" | "Expired" } : {
+    _tag: "Done",
+    expiresAt: toMillis(expires),
+    yieldRequest: yieldRequest === undefined ? Option.none() : Option.some({
+      remaining: yieldRequest === "any" ? Option.none() : Option.some(Duration.micros(BigInt(yieldRequest)))
+    })
+  }
+
+/** UTF-16 and UTF-8 order strings differently beyond the basic plane. */
+const compareBytes = (a: string, b: string): number => {
+  const left = utf8Encoder.encode(a)
+  const right = utf8Encoder.encode(b)
+  for (let i = 0; i < Math.min(left.length, right.length); i++) {
+    if (left[i] !== right[i]) return left[i] - right[i]
+  }
+  return left.length - right.length
+}
+
+// -----------------------------------------------------------------------------
+// errors
+// -----------------------------------------------------------------------------
+
+const backendError = (
+  operation: string,
+  outcome: "rejected" | "unknown",
+  reason: BackendErrorReason
+): BackendError => new BackendError({ operation, outcome, reason })
+
+/** The first word of what the server says, which names the error. */
+const codeOf = (cause: unknown): string | undefined =>
+  cause instanceof Error ? /^([A-Z][A-Z0-9]+)(?: |$)/.exec(cause.message)?.[1] : undefined
+
+/** The server repeats the arguments of a command that it does not know; they hold checkpoints. */
+const withoutArguments = (cause: unknown): unknown => {
+  if (!(cause instanceof Error)) return cause
+  const end = cause.message.indexOf(", with args beginning with")
+  return end === -1 ? cause : new Error(cause.message.slice(0, end))
+}
+
+const notFollowed = "the server is one node of a cluster, and the client does not follow its redirections. " +
+  "Build the Redis service from the cluster client of the driver"
+
+const outOfMemory = "the server is out of memory and takes no more writes. " +
+  "Raise its maxmemory, delete what is not needed, or sweep"
+
+/** Errors of the connection before anything was written to it, by the classes and codes of the drivers. */
+const neverSent = /^(ClientClosedError|ClientOfflineError|ConnectionTimeoutError|RootNodesUnavailableError)$/
+
+/**
+ * What an error of the client means. What the server refuses by name it has
+ * not applied; a connection that ends under a command tells nothing.
+ */
+const toBackendError = (
+  operation: string,
+  error: unknown,
+  outcome: BackendError["outcome"] = "unknown"
+): BackendError => {
+  const cause = withoutArguments(error)
+  switch (codeOf(error)) {
+    case "NOAUTH":
+    case "WRONGPASS":
+    case "NOPERM":
+    case "DENIED":
+      return backendError(operation, "rejected", new PermissionDenied({ cause }))
+    case "LOADING":
+    case "READONLY":
+    case "MASTERDOWN":
+    case "CLUSTERDOWN":
+    case "TRYAGAIN":
+    case "NOREPLICAS":
+      return backendError(operation, "rejected", new Unreachable({ cause }))
+    case "BUSY":
+      return backendError(operation, "rejected", new TimedOut({ cause }))
+    case "MOVED":
+    case "ASK":
+      return backendError(operation, "rejected", new Other({ cause, why: notFollowed }))
+    case "OOM":
+      return backendError(operation, "rejected", new Other({ cause, why: outOfMemory }))
+    case "NOSCRIPT":
+    case "MISCONF":
+    case "CROSSSLOT":
+    case "WRONGTYPE":
+      return backendError(operation, "rejected", new Other({ cause }))
+  }
+  if (!(error instanceof Error)) return backendError(operation, outcome, new Other({ cause }))
+  if (neverSent.test(error.constructor.name) || ("syscall" in error && error.syscall === "connect")) {
+    return backendError(operation, "rejected", new Unreachable({ cause }))
+  }
+  if (/timeout|aborted/i.test(`${error.constructor.name} ${error.message}`)) {
+    return backendError(operation, outcome, new TimedOut({ cause }))
+  }
+  return backendError(
+    operation,
+    outcome,
+    codeOf(error) === undefined && /socket|connect|closed|EPIPE|ECONNRESET|ENOTFOUND/i.test(error.message)
+      ? new Unreachable({ cause })
+      : new Other({ cause })
+  )
+}

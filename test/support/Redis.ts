@@ -1,0 +1,103 @@
+/** Clients of real servers, and what the contract suite may do to what they store. */
+import * as NodeRedis from "@effect/platform-node/NodeRedis"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Layer from "effect/Layer"
+import * as Redis from "effect/persistence/Redis"
+import { createCluster } from "redis"
+import { routingKey } from "worklease/layers/Redis"
+import * as RedisServer from "../../support/RedisServer.ts"
+
+/** Whether tests can run here. Where CI is set, they have to. */
+export const isTested: boolean = RedisServer.isAvailable || (process.env.CI ?? "") !== ""
+
+export const clientOf = (url: string) => NodeRedis.layer({ url, disableOfflineQueue: true })
+
+/** A client of a server that ends with it. */
+export const freshServer = Layer.unwrap(Effect.map(RedisServer.url, clientOf))
+
+/** A `Redis` service over the cluster client of the driver, as an application builds it. */
+export const clusterClientOf = (ports: ReadonlyArray<number>): Layer.Layer<Redis.Redis, Redis.RedisError> =>
+  Layer.effect(
+    Redis.Redis,
+    Effect.gen(function*() {
+      const failed = (cause: unknown) => new Redis.RedisError({ cause })
+      const cluster = createCluster({ rootNodes: ports.map((port) => ({ url: `redis://127.0.0.1:${port}` })) })
+      cluster.on("error", () => {})
+      yield* Effect.acquireRelease(
+        Effect.tryPromise({ try: () => cluster.connect(), catch: failed }),
+        () => Effect.sync(() => cluster.destroy())
+      )
+      const send = <A>(command: string, ...args: ReadonlyArray<string>) =>
+        Effect.tryPromise({
+          try: () => cluster.sendCommand<any>(routingKey(command, args), false, [command, ...args]) as Promise<A>,
+          catch: failed
+        })
+      return yield* Redis.make({
+        send,
+        subscribe: (channel, onMessage) =>
+          Effect.as(
+            Effect.acquireRelease(
+              Effect.tryPromise({
+                try: () => cluster.subscribe(channel, (message) => onMessage({ channel, message })),
+                catch: failed
+              }),
+              () => Effect.ignoreCause(Effect.promise(() => cluster.unsubscribe(channel)))
+            ),
+            Effect.never
+          ),
+        connect: Effect.succeed({ send, close: Effect.void })
+      })
+    })
+  )
+
+const micros = (duration: Duration.Duration): string => String(Math.round(Duration.toMillis(duration) * 1000))
+
+/** Moves what is stored into the past: to it, the server's clock has moved on. */
+export const shift = (duration: Duration.Duration) =>
+  Effect.flatMap(Redis.Redis, (redis) =>
+    redis.send(
+      "EVAL",
+      `for _, key in ipairs(redis.call('KEYS', 'worklease:{*}')) do
+  for _, field in ipairs({'expires', 'yield'}) do
+    local value = tonumber(redis.call('HGET', key, field))
+    if value then redis.call('HSET', key, field, string.format('%.0f', value - tonumber(ARGV[1]))) end
+  end
+end`,
+      "0",
+      micros(duration)
+    ))
+
+export const raiseToken = (workId: string, fencingToken: bigint) =>
+  Effect.flatMap(Redis.Redis, (redis) => redis.send("HSET", `worklease:{${workId}}`, "token", String(fencingToken)))
+
+const moveClock = (micros: string) => Effect.flatMap(Redis.Redis, (redis) => redis.send("INCRBY", "clock", micros))
+
+export const advance = (duration: Duration.Duration) => moveClock(micros(duration))
+
+export const setBack = (duration: Duration.Duration) => moveClock(`-${micros(duration)}`)
+
+/** The clock of the scripts is a key. */
+export const standingClock: Layer.Layer<Redis.Redis, Redis.RedisError, Redis.Redis> = Layer.effect(
+  Redis.Redis,
+  Effect.gen(function*() {
+    const redis = yield* Redis.Redis
+    yield* redis.send("SET", "clock", "1600000000123456")
+    const scripts = new Map<unknown, any>()
+    const evaluate: Redis.Redis["Service"]["eval"] = (script) => {
+      let standing = scripts.get(script)
+      if (standing === undefined) {
+        standing = Redis.script(script.params, {
+          lua: script.lua.replaceAll(
+            "redis.call('TIME')",
+            "{string.sub(redis.call('GET', 'clock'), 1, -7), string.sub(redis.call('GET', 'clock'), -6)}"
+          ),
+          numberOfKeys: script.numberOfKeys
+        })
+        scripts.set(script, standing)
+      }
+      return redis.eval(standing)
+    }
+    return Redis.Redis.of({ ...redis, eval: evaluate })
+  })
+)
