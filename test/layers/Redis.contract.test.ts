@@ -1,20 +1,29 @@
 import { Layer } from "effect"
+import { randomUUID } from "node:crypto"
 import * as Redis from "worklease/layers/Redis"
 import * as BackendContract from "worklease/testing/BackendContract"
-import { advance, freshServer, isTested, raiseToken, setBack, shift, standingClock } from "../support/Redis.ts"
+import { freshServer, isTested, storeOf } from "../support/Redis.ts"
 
 if (isTested) {
+  // A server that was named may have been used before.
+  const [moving, standing] = [`worklease-${randomUUID()}`, `worklease-${randomUUID()}`]
+  const { raiseToken, shift } = storeOf(moving)
+  const clock = storeOf(standing)
+
   BackendContract.suite("Redis", {
-    layer: Layer.provideMerge(Redis.layer, freshServer),
+    layer: Layer.provideMerge(Redis.layerWith({ prefix: moving }), freshServer),
     advance: shift,
     raiseToken
   })
 
   BackendContract.suite("Redis, on a clock that stands still", {
-    layer: Layer.provideMerge(Redis.layer, standingClock.pipe(Layer.provide(freshServer))),
-    advance,
-    setBack,
-    raiseToken,
+    layer: Layer.provideMerge(
+      Redis.layerWith({ prefix: standing }),
+      Layer.provide(clock.standingClock, freshServer)
+    ),
+    advance: clock.advance,
+    setBack: clock.setBack,
+    raiseToken: clock.raiseToken,
     standsStill: true
   })
 }

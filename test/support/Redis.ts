@@ -3,6 +3,7 @@ import * as NodeRedis from "@effect/platform-node/NodeRedis"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
+import * as Logger from "effect/Logger"
 import * as Redis from "effect/persistence/Redis"
 import { createCluster } from "redis"
 import { routingKey } from "worklease/layers/Redis"
@@ -11,7 +12,9 @@ import * as RedisServer from "../../support/RedisServer.ts"
 /** Whether tests can run here. Where CI is set, they have to. */
 export const isTested: boolean = RedisServer.isAvailable || (process.env.CI ?? "") !== ""
 
-export const clientOf = (url: string) => NodeRedis.layer({ url, disableOfflineQueue: true })
+/** Lost connections are part of the tests, and the driver would log each. */
+export const clientOf = (url: string) =>
+  NodeRedis.layer({ url, disableOfflineQueue: true }).pipe(Layer.provide(Logger.layer([])))
 
 /** A client of a server that ends with it. */
 export const freshServer = Layer.unwrap(Effect.map(RedisServer.url, clientOf))
@@ -53,51 +56,59 @@ export const clusterClientOf = (ports: ReadonlyArray<number>): Layer.Layer<Redis
 
 const micros = (duration: Duration.Duration): string => String(Math.round(Duration.toMillis(duration) * 1000))
 
-/** Moves what is stored into the past: to it, the server's clock has moved on. */
-export const shift = (duration: Duration.Duration) =>
-  Effect.flatMap(Redis.Redis, (redis) =>
-    redis.send(
-      "EVAL",
-      `for _, key in ipairs(redis.call('KEYS', 'worklease:{*}')) do
+/** What the contract suite may do to the leases under a prefix. */
+export const storeOf = (prefix: string) => {
+  const clock = `${prefix}:clock`
+
+  /** Moves what is stored into the past: to it, the server's clock has moved on. */
+  const shift = (duration: Duration.Duration) =>
+    Effect.flatMap(Redis.Redis, (redis) =>
+      redis.send(
+        "EVAL",
+        `for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
   for _, field in ipairs({'expires', 'yield'}) do
     local value = tonumber(redis.call('HGET', key, field))
-    if value then redis.call('HSET', key, field, string.format('%.0f', value - tonumber(ARGV[1]))) end
+    if value then redis.call('HSET', key, field, string.format('%.0f', value - tonumber(ARGV[2]))) end
   end
 end`,
-      "0",
-      micros(duration)
-    ))
+        "0",
+        `${prefix}:{*}`,
+        micros(duration)
+      ))
 
-export const raiseToken = (workId: string, fencingToken: bigint) =>
-  Effect.flatMap(Redis.Redis, (redis) => redis.send("HSET", `worklease:{${workId}}`, "token", String(fencingToken)))
+  const raiseToken = (workId: string, fencingToken: bigint) =>
+    Effect.flatMap(Redis.Redis, (redis) => redis.send("HSET", `${prefix}:{${workId}}`, "token", String(fencingToken)))
 
-const moveClock = (micros: string) => Effect.flatMap(Redis.Redis, (redis) => redis.send("INCRBY", "clock", micros))
+  const moveClock = (micros: string) => Effect.flatMap(Redis.Redis, (redis) => redis.send("INCRBY", clock, micros))
 
-export const advance = (duration: Duration.Duration) => moveClock(micros(duration))
+  const advance = (duration: Duration.Duration) => moveClock(micros(duration))
 
-export const setBack = (duration: Duration.Duration) => moveClock(`-${micros(duration)}`)
+  const setBack = (duration: Duration.Duration) => moveClock(`-${micros(duration)}`)
 
-/** The clock of the scripts is a key. */
-export const standingClock: Layer.Layer<Redis.Redis, Redis.RedisError, Redis.Redis> = Layer.effect(
-  Redis.Redis,
-  Effect.gen(function*() {
-    const redis = yield* Redis.Redis
-    yield* redis.send("SET", "clock", "1600000000123456")
-    const scripts = new Map<unknown, any>()
-    const evaluate: Redis.Redis["Service"]["eval"] = (script) => {
-      let standing = scripts.get(script)
-      if (standing === undefined) {
-        standing = Redis.script(script.params, {
-          lua: script.lua.replaceAll(
-            "redis.call('TIME')",
-            "{string.sub(redis.call('GET', 'clock'), 1, -7), string.sub(redis.call('GET', 'clock'), -6)}"
-          ),
-          numberOfKeys: script.numberOfKeys
-        })
-        scripts.set(script, standing)
+  /** The clock of the scripts is a key. */
+  const standingClock: Layer.Layer<Redis.Redis, Redis.RedisError, Redis.Redis> = Layer.effect(
+    Redis.Redis,
+    Effect.gen(function*() {
+      const redis = yield* Redis.Redis
+      yield* redis.send("SET", clock, "1600000000123456")
+      const scripts = new Map<unknown, any>()
+      const evaluate: Redis.Redis["Service"]["eval"] = (script) => {
+        let standing = scripts.get(script)
+        if (standing === undefined) {
+          standing = Redis.script(script.params, {
+            lua: script.lua.replaceAll(
+              "redis.call('TIME')",
+              `{string.sub(redis.call('GET', '${clock}'), 1, -7), string.sub(redis.call('GET', '${clock}'), -6)}`
+            ),
+            numberOfKeys: script.numberOfKeys
+          })
+          scripts.set(script, standing)
+        }
+        return redis.eval(standing)
       }
-      return redis.eval(standing)
-    }
-    return Redis.Redis.of({ ...redis, eval: evaluate })
-  })
-)
+      return Redis.Redis.of({ ...redis, eval: evaluate })
+    })
+  )
+
+  return { shift, raiseToken, advance, setBack, standingClock }
+}

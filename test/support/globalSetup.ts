@@ -4,6 +4,7 @@ import * as Exit from "effect/Exit"
 import * as Scope from "effect/Scope"
 import type { TestProject } from "vitest/node"
 import * as EmbeddedPostgres from "../../support/EmbeddedPostgres.ts"
+import * as RedisServer from "../../support/RedisServer.ts"
 
 declare module "vitest" {
   interface ProvidedContext {
@@ -16,6 +17,8 @@ declare module "vitest" {
 }
 
 export default async (project: TestProject): Promise<() => Promise<void>> => {
+  // Where CI is set, its tests run all the same, and fail.
+  if (!RedisServer.isAvailable) console.warn(`The Redis backend is not tested here. ${RedisServer.howToGetOne}`)
   const scope = Scope.makeUnsafe()
   await EmbeddedPostgres.start().pipe(
     Effect.match({

@@ -1,0 +1,593 @@
+import * as NodeRedis from "@effect/platform-node/NodeRedis"
+import { assert, describe, it } from "@effect/vitest"
+import { Context, Deferred, Duration, Effect, Fiber, Layer, Option, Schedule } from "effect"
+import * as EffectRedis from "effect/persistence/Redis"
+import { Backend, Lease, LeaseError, Worker } from "worklease"
+import * as Redis from "worklease/layers/Redis"
+import * as RedisServer from "../../support/RedisServer.ts"
+import { clientOf, clusterClientOf, isTested } from "../support/Redis.ts"
+
+const bytesOf = (text: string) => new TextEncoder().encode(text)
+
+const stored = (text: string): Backend.Stored => ({ version: 1, bytes: bytesOf(text) })
+
+const ttl = Duration.seconds(30)
+
+let attempts = 0
+
+const acquireRequest = (workId: string, holderId = "a"): Backend.AcquireRequest => ({
+  workId,
+  holderId,
+  attempt: `attempt-${attempts++}`,
+  ttl
+})
+
+const take = (workId: string, holderId = "a") =>
+  Effect.gen(function*() {
+    const backend = yield* Backend.Backend
+    const [reply] = yield* backend.acquire([acquireRequest(workId, holderId)])
+    assert.strictEqual(reply._tag, "Acquired")
+    return { workId, holderId, fencingToken: (reply as Backend.Acquired).fencingToken }
+  })
+
+const checkpoint = (term: Backend.Term, sequence: bigint, text: string) =>
+  Effect.flatMap(Backend.Backend, (_) => _.checkpoint([{ ...term, ttl, sequence, state: stored(text) }]))
+
+const release = (term: Backend.Term) =>
+  Effect.flatMap(
+    Backend.Backend,
+    (_) => _.release([{ ...term, exit: "finished", interrupted: false, state: Option.none() }])
+  )
+
+/** The error of an operation, whether it concerns the whole batch or its one item. */
+const failureOf = <R>(
+  operation: Effect.Effect<ReadonlyArray<unknown>, LeaseError.BackendError, R>
+): Effect.Effect<LeaseError.BackendError, LeaseError.BackendError, R> =>
+  Effect.matchEffect(operation, {
+    onFailure: Effect.succeed,
+    onSuccess: ([reply]) =>
+      reply instanceof LeaseError.BackendError
+        ? Effect.succeed(reply)
+        : Effect.die(new Error(`It did not fail: ${JSON.stringify(reply)}`))
+  })
+
+const says = (error: LeaseError.BackendError) => `${error.outcome} ${error.reason._tag}`
+
+/** Waits, in real time, for what is on its way. */
+const eventually = <E, R>(what: string, condition: Effect.Effect<boolean, E, R>) =>
+  Effect.gen(function*() {
+    for (let i = 0; i < 1000; i++) {
+      if (yield* condition) return
+      yield* Effect.sleep("10 millis")
+    }
+    return yield* Effect.die(new Error(`Not yet: ${what}`))
+  })
+
+/** A server of the test's own, its client, and the backend over it. */
+const own = (options?: Redis.Options, settings?: Record<string, string>) =>
+  Effect.gen(function*() {
+    const server = yield* RedisServer.start({ settings })
+    const context = yield* Layer.build(Layer.provideMerge(Redis.layerWith(options ?? {}), clientOf(server.url)))
+    return { server, context }
+  })
+
+describe.runIf(isTested)("Redis", () => {
+  it.live("takes any work ID for what it is, and finds it again", () =>
+    Effect.gen(function*() {
+      const { context } = yield* own()
+      yield* Effect.gen(function*() {
+        const backend = yield* Backend.Backend
+        const hostile = [
+          "{",
+          "}",
+          "{}",
+          "}{",
+          "{a}",
+          "a{b}c",
+          "%",
+          "%7B",
+          "%257B",
+          "{%7B}",
+          "a b",
+          "a:b",
+          "a*",
+          "a?b",
+          "[a]",
+          "\\",
+          "\u0001\u0002",
+          "\r\n",
+          "é",
+          "😀",
+          "'\"",
+          "waiting",
+          "x}:waiting",
+          "{0}",
+          "a".repeat(512)
+        ]
+        const replies = yield* backend.acquire(hostile.map((workId) => acquireRequest(workId)) as any)
+        assert.deepStrictEqual(new Set(replies.map((_) => _._tag)), new Set(["Acquired"]))
+        const records = yield* backend.list({ prefix: "", after: Option.none(), limit: 100 })
+        assert.sameMembers(records.map((_) => _.workId), hostile)
+        for (const workId of hostile) {
+          const [first] = yield* backend.list({ prefix: workId, after: Option.none(), limit: 1 })
+          assert.strictEqual(first.workId, workId)
+        }
+      }).pipe(Effect.provide(context))
+    }))
+
+  it.live("has the hash tag that the server hashes: all keys of a work ID are in its slot", () =>
+    Effect.gen(function*() {
+      const server = yield* RedisServer.start({ settings: { "cluster-enabled": "yes" } })
+      for (const workId of ["a", "{", "}", "{}", "a{b}c", "%7B", "😀", "a b"]) {
+        const slots = new Set<string>()
+        for (const key of [Redis.hashTag(workId), `x:${Redis.hashTag(workId)}`, `${Redis.hashTag(workId)}:y{z}`]) {
+          slots.add(yield* server.command("CLUSTER", "KEYSLOT", key))
+        }
+        assert.strictEqual(slots.size, 1, workId)
+      }
+    }))
+
+  it.live("tokens go on after FLUSHALL, and after the server was started again with nothing", () =>
+    Effect.gen(function*() {
+      const { context, server } = yield* own()
+      yield* Effect.gen(function*() {
+        const a = yield* take("job")
+        yield* server.command("FLUSHALL")
+        const b = yield* take("job", "b")
+        assert.isAbove(Number(b.fencingToken - a.fencingToken), 0)
+        assert.deepStrictEqual(yield* checkpoint(a, 1n, "late"), [{ _tag: "Fenced" }])
+        yield* server.restart
+        const c = yield* take("job", "c").pipe(Effect.retry(Schedule.spaced("20 millis")))
+        assert.isAbove(Number(c.fencingToken - b.fencingToken), 0)
+      }).pipe(Effect.provide(context))
+    }))
+
+  it.live("scripts that the server has lost are there again", () =>
+    Effect.gen(function*() {
+      const { context, server } = yield* own()
+      yield* Effect.gen(function*() {
+        const a = yield* take("job")
+        yield* server.command("SCRIPT", "FLUSH")
+        assert.deepStrictEqual((yield* checkpoint(a, 1n, "one"))[0]._tag, "Done")
+        yield* server.command("SCRIPT", "FLUSH")
+        yield* take("other")
+        assert.deepStrictEqual((yield* release(a))[0]._tag, "Done")
+      }).pipe(Effect.provide(context))
+    }))
+
+  it.live("two prefixes do not see each other, and a prefix that breaks keys is refused", () =>
+    Effect.gen(function*() {
+      const server = yield* RedisServer.start()
+      const a = yield* Layer.build(Layer.provide(Redis.layerWith({ prefix: "a*" }), clientOf(server.url)))
+      const b = yield* Layer.build(Layer.provide(Redis.layerWith({ prefix: "ab" }), clientOf(server.url)))
+      yield* Effect.provide(take("job"), a)
+      yield* Effect.provide(take("job"), b)
+      for (const context of [a, b]) {
+        const records = yield* Context.get(context, Backend.Backend).list({
+          prefix: "",
+          after: Option.none(),
+          limit: 10
+        })
+        assert.strictEqual(records.length, 1)
+      }
+      for (const prefix of ["", "a{b", "}", "a\0", "a".repeat(129)]) {
+        const error = yield* Effect.flip(Layer.build(Layer.provide(Redis.layerWith({ prefix }), clientOf(server.url))))
+        assert.strictEqual(error._tag, "InvalidConfig")
+      }
+    }))
+
+  it.live("refuses a server that may evict keys, unless that is wanted", () =>
+    Effect.gen(function*() {
+      const server = yield* RedisServer.start({ settings: { "maxmemory-policy": "allkeys-lru" } })
+      const error = yield* Effect.flip(Layer.build(Layer.provide(Redis.layer, clientOf(server.url))))
+      assert.strictEqual(error._tag, "InvalidConfig")
+      assert.include(error.message, "allkeys-lru")
+      assert.include(error.message, "noeviction")
+      assert.include(error.message, "allowEviction")
+      yield* Layer.build(Layer.provide(Redis.layerWith({ allowEviction: true }), clientOf(server.url)))
+      yield* server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+      yield* Layer.build(Layer.provide(Redis.layer, clientOf(server.url)))
+    }))
+
+  it.live("an item that cannot be done does not keep the others from theirs", () =>
+    Effect.gen(function*() {
+      const { context, server } = yield* own()
+      yield* Effect.gen(function*() {
+        const backend = yield* Backend.Backend
+        yield* server.command("SET", "worklease:{bad}", "something else")
+        const replies = yield* backend.acquire([acquireRequest("a"), acquireRequest("bad"), acquireRequest("b")])
+        assert.deepStrictEqual(replies.map((_) => _._tag), ["Acquired", "BackendError", "Acquired"])
+        assert.strictEqual(says(replies[1] as LeaseError.BackendError), "rejected Other")
+      }).pipe(Effect.provide(context))
+    }))
+
+  describe("errors", () => {
+    it.live("a replica takes no writes: rejected, unreachable", () =>
+      Effect.gen(function*() {
+        const { context, server } = yield* own()
+        const a = yield* Effect.provide(take("job"), context)
+        yield* server.command("REPLICAOF", "127.0.0.1", "1")
+        yield* server.command("CONFIG", "SET", "replica-serve-stale-data", "yes")
+        const error = yield* Effect.provide(failureOf(checkpoint(a, 1n, "secret")), context)
+        assert.strictEqual(says(error), "rejected Unreachable")
+        assert.notInclude(JSON.stringify([error.message, String(error.cause)]), "secret")
+        yield* server.command("CONFIG", "SET", "replica-serve-stale-data", "no")
+        assert.strictEqual(
+          says(yield* Effect.provide(failureOf(checkpoint(a, 1n, "secret")), context)),
+          "rejected Unreachable"
+        )
+        yield* server.command("REPLICAOF", "NO", "ONE")
+        assert.strictEqual((yield* Effect.provide(checkpoint(a, 1n, "one"), context))[0]._tag, "Done")
+      }))
+
+    it.live("a server that is full takes no checkpoint and no acquire, but renews and releases", () =>
+      Effect.gen(function*() {
+        const { context, server } = yield* own()
+        yield* Effect.gen(function*() {
+          const backend = yield* Backend.Backend
+          const a = yield* take("job")
+          yield* server.command("CONFIG", "SET", "maxmemory", "1")
+          const error = yield* failureOf(checkpoint(a, 1n, "secret"))
+          assert.strictEqual(says(error), "rejected Other")
+          assert.include(error.message, "out of memory")
+          assert.strictEqual(says(yield* failureOf(backend.acquire([acquireRequest("other")]))), "rejected Other")
+          assert.strictEqual((yield* backend.renew([{ ...a, ttl }]))[0]._tag, "Done")
+          assert.strictEqual((yield* release(a))[0]._tag, "Done")
+        }).pipe(Effect.provide(context))
+      }))
+
+    it.live("a user without permission is told so, and no password shows", () =>
+      Effect.gen(function*() {
+        const server = yield* RedisServer.start()
+        yield* server.command("ACL", "SETUSER", "limited", "on", ">hunter2", "+info", "+hello", "+client", "~*", "&*")
+        const client = NodeRedis.layer({
+          url: server.url,
+          username: "limited",
+          password: "hunter2",
+          disableOfflineQueue: true
+        })
+        const context = yield* Layer.build(Layer.provide(Redis.layer, client))
+        const error = yield* failureOf(Context.get(context, Backend.Backend).acquire([acquireRequest("job")]))
+        assert.strictEqual(says(error), "rejected PermissionDenied")
+        assert.notInclude(JSON.stringify([error.message, String(error.cause)]), "hunter2")
+      }))
+
+    it.live("a node of a cluster refers to another: rejected, and says what client it takes", () =>
+      Effect.gen(function*() {
+        const nodes = yield* RedisServer.startCluster
+        const context = yield* Layer.build(Layer.provide(
+          Redis.layerWith({ allowEviction: true }),
+          clientOf(nodes[0].url)
+        ))
+        const backend = Context.get(context, Backend.Backend)
+        const errors: Array<LeaseError.BackendError> = []
+        for (let i = 0; i < 12; i++) {
+          const exit = yield* Effect.result(backend.acquire([acquireRequest(`job-${i}`)]))
+          if (exit._tag === "Failure") errors.push(exit.failure)
+        }
+        assert.isAbove(errors.length, 0)
+        assert.deepStrictEqual(new Set(errors.map(says)), new Set(["rejected Other"]))
+        assert.include(errors[0].message, "cluster client")
+        // A cluster of which a part is missing takes nothing.
+        yield* nodes[2].kill
+        yield* eventually(
+          "the cluster is down",
+          Effect.map(nodes[0].command("CLUSTER", "INFO"), (info) => info.includes("cluster_state:fail"))
+        )
+        assert.strictEqual(says(yield* failureOf(backend.acquire([acquireRequest("job-0")]))), "rejected Unreachable")
+      }))
+
+    it.live("a server that has gone: unknown while a command was on its way, then rejected", () =>
+      Effect.gen(function*() {
+        const { context, server } = yield* own()
+        const a = yield* Effect.provide(take("job"), context)
+        yield* server.signal("SIGSTOP")
+        const waiting = yield* Effect.forkScoped(
+          Effect.provide(failureOf(checkpoint(a, 1n, "secret")), context),
+          { startImmediately: true }
+        )
+        // It has been written once a later turn of the event loop has come.
+        yield* Effect.sleep("50 millis")
+        yield* server.kill
+        assert.strictEqual(says(yield* Fiber.join(waiting)), "unknown Unreachable")
+        assert.strictEqual(
+          says(yield* Effect.provide(failureOf(checkpoint(a, 1n, "secret")), context)),
+          "rejected Unreachable"
+        )
+      }))
+
+    it.live("a server that cannot be asked keeps the layer from being built", () =>
+      Effect.gen(function*() {
+        const redis = EffectRedis.Redis.of({
+          send: () => Effect.fail(new EffectRedis.RedisError({ cause: new Error("LOADING Redis is loading") })),
+          subscribe: () => Effect.never,
+          eval: () => () => Effect.never,
+          reserve: Effect.never
+        })
+        const error = yield* Effect.flip(
+          Layer.build(Layer.provide(Redis.layer, Layer.succeed(EffectRedis.Redis, redis)))
+        )
+        assert.strictEqual(error._tag, "BackendError")
+        assert.strictEqual(says(error as LeaseError.BackendError), "rejected Unreachable")
+      }))
+  })
+
+  describe("wake-ups", () => {
+    const processOf = (url: string, holderId: string) =>
+      Layer.build(
+        Lease.layerWith({ holderId, pollInterval: "1 minute" }).pipe(
+          Layer.provide(Redis.layer),
+          Layer.provide(clientOf(url))
+        )
+      )
+
+    const subscribers = (server: RedisServer.RedisServer) =>
+      Effect.map(server.command("PUBSUB", "CHANNELS"), (reply) => reply.split("worklease:wakeups:").length - 1)
+
+    const waiters = (server: RedisServer.RedisServer) =>
+      Effect.map(server.command("ZCARD", "worklease:{job}:waiting"), (reply) => Number(reply.slice(1)))
+
+    it.live(
+      "a release wakes an acquire that waits in another process, long before it polls",
+      () =>
+        Effect.gen(function*() {
+          const server = yield* RedisServer.start()
+          const [a, b] = [yield* processOf(server.url, "a"), yield* processOf(server.url, "b")]
+          const { token } = yield* Effect.provide(Lease.acquire("job"), a)
+          assert.strictEqual(yield* subscribers(server), 0, "nothing waits, so nothing listens")
+          const waiting = yield* Effect.forkScoped(Effect.provide(Lease.acquire("job", { wait: true }), b))
+          yield* eventually("it has registered", Effect.map(waiters(server), (_) => _ === 1))
+          assert.strictEqual(yield* subscribers(server), 1)
+          yield* Effect.provide(Lease.release(token, "finished"), a)
+          const taken = yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
+          assert.strictEqual(taken.token.holderId, "b")
+          yield* eventually("nothing waits, so nothing listens", Effect.map(subscribers(server), (_) => _ === 0))
+        }),
+      30_000
+    )
+
+    it.live("a subscriber whose connection was killed listens again", () =>
+      Effect.gen(function*() {
+        const server = yield* RedisServer.start()
+        const [a, b] = [yield* processOf(server.url, "a"), yield* processOf(server.url, "b")]
+        const { token } = yield* Effect.provide(Lease.acquire("job"), a)
+        const waiting = yield* Effect.forkScoped(Effect.provide(Lease.acquire("job", { wait: true }), b))
+        yield* eventually("it has registered", Effect.map(waiters(server), (_) => _ === 1))
+        yield* server.command("CLIENT", "KILL", "TYPE", "pubsub")
+        yield* eventually("it listens again", Effect.map(subscribers(server), (_) => _ === 1))
+        yield* Effect.provide(Lease.release(token, "finished"), a)
+        yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
+      }), 30_000)
+
+    it.live("who has died is passed over: another is told", () =>
+      Effect.gen(function*() {
+        const server = yield* RedisServer.start()
+        const [a, b] = [yield* processOf(server.url, "a"), yield* processOf(server.url, "b")]
+        const { token } = yield* Effect.provide(Lease.acquire("job"), a)
+        for (let i = 0; i < 5; i++) {
+          yield* server.command("ZADD", "worklease:{job}:waiting", "9007199254740991", `worklease:wakeups:dead-${i}`)
+        }
+        const waiting = yield* Effect.forkScoped(Effect.provide(Lease.acquire("job", { wait: true }), b))
+        yield* eventually("it has registered", Effect.map(waiters(server), (_) => _ === 6))
+        yield* Effect.provide(Lease.release(token, "finished"), a)
+        yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
+      }), 30_000)
+
+    it.live("without them, a release tells nobody and nothing listens", () =>
+      Effect.gen(function*() {
+        const { context } = yield* own({ wakeups: false })
+        assert.isTrue(Option.isNone(Context.get(context, Backend.Backend).wakeups))
+      }))
+  })
+
+  describe("fenced writes", () => {
+    const leases = (context: Context.Context<Backend.Backend>, holderId: string, ttl: Duration.Input = "30 seconds") =>
+      Effect.map(
+        Layer.build(Layer.provide(Lease.layerWith({ holderId, ttl }), Layer.succeedContext(context))),
+        (leases) => Context.merge(context, leases)
+      )
+
+    it.live("are applied while the term is current, and never after", () =>
+      Effect.gen(function*() {
+        const { context, server } = yield* own()
+        const a = yield* leases(context, "a", "1 second")
+        const b = yield* leases(context, "b")
+        const writes = Context.get(context, Redis.FencedWrites)
+        const key = `balance:${Redis.hashTag("job")}`
+        const value = Effect.map(server.command("GET", key), (reply) => reply.split("\r\n")[1])
+
+        const { token } = yield* Effect.provide(Lease.acquire("job"), a)
+        yield* writes.set(token, key, "one")
+        assert.strictEqual(yield* value, "one")
+        assert.deepStrictEqual(
+          yield* writes.eval(token, {
+            lua: "redis.call('APPEND', KEYS[1], ARGV[1]); return {#KEYS, #ARGV}",
+            keys: [key],
+            args: [" two"]
+          }),
+          [1, 1]
+        )
+        assert.strictEqual(yield* value, "one two")
+
+        yield* eventually(
+          "it has expired",
+          Effect.match(writes.set(token, key, "one two"), {
+            onSuccess: () => false,
+            onFailure: (error) => error._tag === "LeaseExpired"
+          })
+        )
+        const second = yield* Effect.provide(Lease.acquire("job"), b)
+        assert.strictEqual((yield* Effect.flip(writes.set(token, key, "late")))._tag, "Fenced")
+        yield* writes.set(second.token, key, "three")
+        yield* Effect.provide(Lease.release(second.token, "finished"), b)
+        assert.strictEqual((yield* Effect.flip(writes.set(second.token, key, "late")))._tag, "LeaseExpired")
+        const third = yield* Effect.provide(Lease.acquire("job"), b)
+        assert.strictEqual((yield* Effect.flip(writes.set(second.token, key, "late")))._tag, "Fenced")
+        yield* writes.set(third.token, key, "four")
+        assert.strictEqual(yield* value, "four")
+      }))
+
+    it.live("refuse a key of another slot, and do not reach the lease's own key", () =>
+      Effect.gen(function*() {
+        const { context } = yield* own()
+        const a = yield* leases(context, "a")
+        const writes = Context.get(context, Redis.FencedWrites)
+        const { token } = yield* Effect.provide(Lease.acquire("job"), a)
+        const error = yield* Effect.flip(writes.set(token, "balance", "one"))
+        assert.strictEqual(error._tag, "InvalidConfig")
+        assert.include(error.message, "{job}")
+        const failed = yield* Effect.flip(writes.eval(token, { lua: "return redis.call('NONSENSE')", keys: [] }))
+        assert.strictEqual(failed._tag, "BackendError")
+      }))
+  })
+
+  it.live(
+    "kill -9 and a restart with its log: a holder keeps its lease and goes on, and nothing is lost",
+    () =>
+      Effect.gen(function*() {
+        const server = yield* RedisServer.start({ settings: { appendonly: "yes", appendfsync: "always" } })
+        const context = yield* Layer.build(
+          Lease.layerWith({ holderId: "a", ttl: "5 seconds" }).pipe(
+            Layer.provideMerge(Redis.layer),
+            Layer.provide(clientOf(server.url))
+          )
+        )
+        const started = yield* Deferred.make<void>()
+        const goOn = yield* Deferred.make<void>()
+        const running = yield* Worker.run(
+          "job",
+          () => Effect.andThen(Deferred.succeed(started, void 0), Deferred.await(goOn))
+        ).pipe(
+          Effect.provide(context),
+          Effect.forkScoped
+        )
+        yield* Deferred.await(started)
+        const term = yield* Effect.provide(take("other"), context)
+        yield* Effect.provide(checkpoint(term, 1n, "one"), context)
+        yield* server.restart
+        yield* eventually(
+          "the checkpoint is there",
+          Effect.match(Effect.provide(Effect.flatMap(Backend.Backend, (_) => _.read(term)), context), {
+            onFailure: () => false,
+            onSuccess: (reply) =>
+              reply._tag === "Done" && Option.isSome(reply.state) &&
+              new TextDecoder().decode(reply.state.value.bytes) === "one"
+          })
+        )
+        // Past the ttl: only renewals after the restart can have kept it.
+        yield* Effect.sleep("6 seconds")
+        assert.isUndefined(running.pollUnsafe())
+        yield* Deferred.succeed(goOn, void 0)
+        yield* Fiber.join(running)
+      }),
+    30_000
+  )
+
+  it.live(
+    "kill -9 without a restart: the holder loses its lease in its time, and an acquire fails in its",
+    () =>
+      Effect.gen(function*() {
+        const { server } = yield* own()
+        const context = yield* Layer.build(
+          Lease.layerWith({ holderId: "a", ttl: "2 seconds" }).pipe(
+            Layer.provideMerge(Redis.layer),
+            Layer.provide(clientOf(server.url))
+          )
+        )
+        const started = yield* Deferred.make<void>()
+        const running = yield* Worker.run("job", () => Effect.andThen(Deferred.succeed(started, void 0), Effect.never))
+          .pipe(Effect.provide(context), Effect.flip, Effect.forkScoped)
+        yield* Deferred.await(started)
+        yield* server.kill
+        const error = yield* Fiber.join(running).pipe(Effect.timeout("4 seconds"))
+        assert.strictEqual(error._tag, "LeaseLost")
+        const refused = yield* Effect.flip(Effect.provide(Lease.acquire("other"), context)).pipe(
+          Effect.timeout("4 seconds")
+        )
+        assert.strictEqual(refused._tag, "BackendError")
+        yield* server.restart
+        yield* eventually(
+          "it works again, without a restart of the process",
+          Effect.match(Effect.provide(Lease.acquire("other"), context), {
+            onFailure: () => false,
+            onSuccess: () => true
+          })
+        )
+      }),
+    30_000
+  )
+})
+
+describe.runIf(isTested)("Redis Cluster", () => {
+  it.live(
+    "batches go to all nodes, and come back in order; lists, sweeps, wake-ups and fenced writes work",
+    () =>
+      Effect.gen(function*() {
+        const nodes = yield* RedisServer.startCluster
+        const context = yield* Layer.build(
+          Layer.provideMerge(Redis.layer, clusterClientOf(nodes.map((_) => _.port)))
+        )
+        yield* Effect.gen(function*() {
+          const backend = yield* Backend.Backend
+          const workIds = Array.from({ length: 100 }, (_, i) => `job-{${i}}`)
+          const replies = yield* backend.acquire(workIds.map((workId) => acquireRequest(workId)) as any)
+          assert.deepStrictEqual(new Set(replies.map((_) => _._tag)), new Set(["Acquired"]))
+          const terms = workIds.map((workId, i) => ({
+            workId,
+            holderId: "a",
+            fencingToken: (replies[i] as Backend.Acquired).fencingToken
+          }))
+          for (const node of nodes) {
+            assert.isAbove(Number((yield* node.command("DBSIZE")).slice(1)), 10, "each node has a part")
+            yield* node.command("SCRIPT", "FLUSH")
+          }
+          const states = yield* backend.checkpoint(
+            terms.map((term, i) => ({
+              ...term,
+              fencingToken: term.fencingToken + (i % 2 === 0 ? 0n : 1n),
+              ttl,
+              sequence: 1n,
+              state: stored(String(i))
+            })) as any
+          )
+          assert.deepStrictEqual(states.map((_) => _._tag), workIds.map((_, i) => i % 2 === 0 ? "Done" : "Fenced"))
+          const records = yield* backend.list({ prefix: "job-{", after: Option.none(), limit: 1000 })
+          assert.deepStrictEqual(records.map((_) => _.workId), workIds.slice().sort())
+          for (const { state, workId } of records) {
+            const i = workIds.indexOf(workId)
+            assert.strictEqual(
+              Option.getOrUndefined(Option.map(state, ({ bytes }) => new TextDecoder().decode(bytes))),
+              i % 2 === 0 ? String(i) : undefined
+            )
+          }
+
+          const [subscribe] = [Option.getOrThrow(backend.wakeups)]
+          const wakeup = yield* subscribe(workIds[3])
+          yield* wakeup
+          const waiting = yield* Effect.forkScoped(wakeup, { startImmediately: true })
+          assert.deepStrictEqual(yield* release(terms[3]), [{ _tag: "Done" }])
+          yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
+
+          for (const term of terms.slice(0, 50)) yield* backend.forget(term)
+          for (const node of nodes) {
+            yield* node.command(
+              "EVAL",
+              `local keys = redis.call('SCAN', '0', 'MATCH', 'worklease:{*}', 'COUNT', '10000')[2]
+for _, key in ipairs(keys) do if redis.call('HGET', key, 'exit') == 'forgotten' then redis.call('HSET', key, 'expires', '1') end end`,
+              "0"
+            )
+          }
+          const sweep = (limit: number) => backend.sweep({ retention: Duration.zero, limit })
+          assert.deepStrictEqual([yield* sweep(20), yield* sweep(20), yield* sweep(20), yield* sweep(20)], [
+            20,
+            20,
+            10,
+            0
+          ])
+          const again = yield* take(workIds[0], "b")
+          assert.isAbove(Number(again.fencingToken - terms[0].fencingToken), 0)
+        }).pipe(Effect.provide(context))
+      }),
+    60_000
+  )
+})
