@@ -586,8 +586,33 @@ for _, key in ipairs(keys) do if redis.call('HGET', key, 'exit') == 'forgotten' 
           ])
           const again = yield* take(workIds[0], "b")
           assert.isAbove(Number(again.fencingToken - terms[0].fencingToken), 0)
+
+          const leases = yield* Layer.build(
+            Layer.provide(Lease.layerWith({ holderId: "c" }), Layer.succeedContext(context))
+          )
+          const { token } = yield* Effect.provide(Lease.acquire("fenced"), leases)
+          const writes = yield* Redis.FencedWrites
+          const key = `balance:${Redis.hashTag("fenced")}`
+          yield* writes.set(token, key, "one")
+          assert.strictEqual(
+            yield* writes.eval(token, { lua: "return redis.call('GET', KEYS[1])", keys: [key] }),
+            "one"
+          )
+          yield* Effect.provide(Lease.release(token, "finished"), leases)
+          assert.strictEqual((yield* Effect.flip(writes.set(token, key, "late")))._tag, "LeaseExpired")
         }).pipe(Effect.provide(context))
       }),
     60_000
   )
+
+  it.live("a node that may evict keys is found whichever it is", () =>
+    Effect.gen(function*() {
+      const nodes = yield* RedisServer.startCluster
+      yield* nodes[1].command("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
+      const error = yield* Effect.flip(
+        Layer.build(Layer.provide(Redis.layer, clusterClientOf(nodes.map((_) => _.port))))
+      )
+      assert.strictEqual(error._tag, "InvalidConfig")
+      assert.include(error.message, "volatile-ttl")
+    }), 60_000)
 })
