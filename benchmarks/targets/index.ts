@@ -1,4 +1,4 @@
-/** All targets, in the order in which they are measured: the last shows figures of the others. */
+/** All targets, in the order in which they are measured: Peers shows figures of those before it. */
 import type { Target } from "../Target.ts"
 import * as Checkpoints from "./Checkpoints.ts"
 import * as Contention from "./Contention.ts"
@@ -7,6 +7,7 @@ import * as Handoff from "./Handoff.ts"
 import * as LoneHolder from "./LoneHolder.ts"
 import * as MemoryBackend from "./MemoryBackend.ts"
 import * as Peers from "./Peers.ts"
+import * as Redis from "./Redis.ts"
 import * as Release from "./Release.ts"
 import * as Renewals from "./Renewals.ts"
 import * as Storage from "./Storage.ts"
@@ -23,5 +24,6 @@ export const targets: ReadonlyArray<Target> = [
   Storage.target,
   Release.target,
   MemoryBackend.target,
-  Peers.target
+  Peers.target,
+  Redis.target
 ]

@@ -315,17 +315,17 @@ local function wake(waiting, workId, except)
   end
 end
 
-local function answer(count, item)
+local function answer(answerOne)
   local replies = {}
-  for i = 1, count do
-    local ok, reply = pcall(item, i)
+  for i, item in ipairs(cjson.decode(ARGV[1])) do
+    local ok, reply = pcall(answerOne, item, i)
     if ok then
       replies[i] = reply
     else
       replies[i] = {'Error', type(reply) == 'table' and reply.err or tostring(reply)}
     end
   end
-  return replies
+  return cjson.encode(replies)
 end
 `
 
@@ -333,43 +333,53 @@ end
  * Runs one item after the other. An item that meets an error has written
  * nothing, because its one write is its last step, and does not keep the
  * others from theirs.
+ *
+ * The items are one argument and the replies one string, each in JSON: clients
+ * take much longer over many small ones.
  */
 const batchOf = (options: {
   readonly keys: number
-  readonly args: number
   readonly item: string
   readonly allowOutOfMemory?: boolean
 }): string =>
   `${options.allowOutOfMemory === true ? "#!lua flags=allow-oom" : "#!lua"}
 ${prelude}
-return answer(#KEYS / ${options.keys}, function(i)
+return answer(function(item, i)
   local keys = (i - 1) * ${options.keys}
-  local args = (i - 1) * ${options.args}
   ${options.item}
 end)`
 
 type Reply = ReadonlyArray<string>
 
-type Send = EffectRedis.Script<{
-  readonly params: readonly [keys: ReadonlyArray<string>, args: ReadonlyArray<string>]
-  readonly result: unknown
-}>
+interface Script {
+  readonly lua: string
+  /** The server keeps a script under its SHA-1. */
+  readonly digest: Effect.Effect<string>
+}
 
-const scriptOf = (lua: string): Send =>
-  EffectRedis.script(
-    (keys: ReadonlyArray<string>, args: ReadonlyArray<string>) => keys.concat(args),
-    { lua, numberOfKeys: (keys) => keys.length }
-  ).withReturnType<unknown>()
+const scriptOf = (lua: string): Script => {
+  let digest: string | undefined
+  return {
+    lua,
+    digest: Effect.suspend(() =>
+      digest !== undefined
+        ? Effect.succeed(digest)
+        : Effect.map(Effect.promise(() => crypto.subtle.digest("SHA-1", utf8Encoder.encode(lua))), (bytes) => {
+          digest = Array.from(new Uint8Array(bytes), (byte) => byte.toString(16).padStart(2, "0")).join("")
+          return digest
+        })
+    )
+  }
+}
 
 const maxToken = "9223372036854775807"
 
 /** Keys: the record, the mark of its slot. */
 const acquireScript = scriptOf(batchOf({
   keys: 2,
-  args: 3,
   item: `
   local key, mark = KEYS[keys + 1], KEYS[keys + 2]
-  local holder, attempt, ttl = ARGV[args + 1], ARGV[args + 2], ARGV[args + 3]
+  local holder, attempt, ttl = item[1], item[2], item[3]
   local row = load(key)
   local stored = redis.call('HMGET', key, 'version', 'state')
   local version, state = stored[1] or '', stored[2] or ''
@@ -401,34 +411,32 @@ const acquireScript = scriptOf(batchOf({
 /** The few fields that an extension needs. A renewal may be all that a full server can still do. */
 const renewScript = scriptOf(batchOf({
   keys: 1,
-  args: 3,
   allowOutOfMemory: true,
   item: `
   local key = KEYS[keys + 1]
   local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'yield')
-  if values[1] ~= ARGV[args + 1] or values[2] ~= ARGV[args + 2] then return {'Fenced'} end
+  if values[1] ~= item[1] or values[2] ~= item[2] then return {'Fenced'} end
   if values[3] ~= '' or tonumber(values[4]) <= now then return {'Expired'} end
-  local expires = text(now + tonumber(ARGV[args + 3]))
+  local expires = text(now + tonumber(item[3]))
   redis.call('HSET', key, 'expires', expires)
   return extended(expires, values[5])`
 }))
 
 const checkpointScript = scriptOf(batchOf({
   keys: 1,
-  args: 6,
   item: `
   local key = KEYS[keys + 1]
   local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'yield', 'sequence')
-  if values[1] ~= ARGV[args + 1] or values[2] ~= ARGV[args + 2] then return {'Fenced'} end
+  if values[1] ~= item[1] or values[2] ~= item[2] then return {'Fenced'} end
   if values[3] ~= '' then return {'Expired'} end
-  local sequence = ARGV[args + 4]
+  local sequence = item[4]
   if less(sequence, values[6]) then return extended(values[4], values[5]) end
-  local expires = text(now + tonumber(ARGV[args + 3]))
+  local expires = text(now + tonumber(item[3]))
   if sequence == values[6] then
     redis.call('HSET', key, 'expires', expires)
   else
-    redis.call('HSET', key, 'expires', expires, 'sequence', sequence, 'version', ARGV[args + 5],
-      'state', ARGV[args + 6])
+    redis.call('HSET', key, 'expires', expires, 'sequence', sequence, 'version', item[5],
+      'state', item[6])
   end
   return extended(expires, values[5])`
 }))
@@ -436,12 +444,11 @@ const checkpointScript = scriptOf(batchOf({
 /** Keys: the record, who waits for it. */
 const releaseScript = scriptOf(batchOf({
   keys: 2,
-  args: 8,
   allowOutOfMemory: true,
   item: `
   local key = KEYS[keys + 1]
-  local holder, token, exit, interrupted = ARGV[args + 1], ARGV[args + 2], ARGV[args + 3], ARGV[args + 4]
-  local sequence, version, state, workId = ARGV[args + 5], ARGV[args + 6], ARGV[args + 7], ARGV[args + 8]
+  local holder, token, exit, interrupted = item[1], item[2], item[3], item[4]
+  local sequence, version, state, workId = item[5], item[6], item[7], item[8]
   local row = load(key)
   if not isCurrent(row, holder, token) then
     if row and row.priorHolder == holder and row.priorToken == token and row.priorExit == exit then return {'Done'} end
@@ -470,34 +477,31 @@ const releaseScript = scriptOf(batchOf({
 
 const readScript = scriptOf(batchOf({
   keys: 1,
-  args: 2,
   item: `
   local values = redis.call('HMGET', KEYS[keys + 1], 'holder', 'token', 'version', 'state')
-  if values[1] ~= ARGV[args + 1] or values[2] ~= ARGV[args + 2] then return {'Fenced'} end
+  if values[1] ~= item[1] or values[2] ~= item[2] then return {'Fenced'} end
   return {'Done', values[3], values[4]}`
 }))
 
 const forgetScript = scriptOf(batchOf({
   keys: 2,
-  args: 3,
   allowOutOfMemory: true,
   item: `
   local key = KEYS[keys + 1]
   local row = load(key)
-  if not isCurrent(row, ARGV[args + 1], ARGV[args + 2]) then return {'Fenced'} end
+  if not isCurrent(row, item[1], item[2]) then return {'Fenced'} end
   if row.exit == 'forgotten' then return {'Done'} end
   redis.call('HSET', key, 'exit', 'forgotten', 'expires', text(now), 'version', '', 'state', '', 'terms', '0',
     'priorExit', '', 'priorHolder', '', 'priorToken', '', 'yield', '')
-  wake(KEYS[keys + 2], ARGV[args + 3], '')
+  wake(KEYS[keys + 2], item[3], '')
   return {'Done'}`
 }))
 
 const requestYieldScript = scriptOf(batchOf({
   keys: 1,
-  args: 1,
   allowOutOfMemory: true,
   item: `
-  local key, deadline = KEYS[keys + 1], ARGV[args + 1]
+  local key, deadline = KEYS[keys + 1], item[1]
   local row = load(key)
   if not row or not isHeld(row) then return {'Free'} end
   redis.call('HSET', key, 'yield', deadline == '' and 'any' or text(now + tonumber(deadline)))
@@ -532,7 +536,6 @@ return swept`)
 
 const recordsScript = scriptOf(batchOf({
   keys: 1,
-  args: 0,
   item: `
   local key = KEYS[keys + 1]
   local row = load(key)
@@ -560,9 +563,8 @@ return redis.call('INFO', ARGV[1])`)
 /** Keys: who waits. */
 const registerScript = scriptOf(batchOf({
   keys: 1,
-  args: 2,
   item: `
-  local waiting, channel, ttl = KEYS[keys + 1], ARGV[args + 1], tonumber(ARGV[args + 2])
+  local waiting, channel, ttl = KEYS[keys + 1], item[1], tonumber(item[2])
   redis.call('ZREMRANGEBYSCORE', waiting, '-inf', text(now))
   redis.call('ZADD', waiting, text(now + ttl), channel)
   redis.call('PEXPIRE', waiting, text(ttl / 1000))
@@ -571,23 +573,21 @@ const registerScript = scriptOf(batchOf({
 
 const unregisterScript = scriptOf(batchOf({
   keys: 1,
-  args: 1,
   item: `
-  redis.call('ZREM', KEYS[keys + 1], ARGV[args + 1])
+  redis.call('ZREM', KEYS[keys + 1], item[1])
   return {'Done'}`
 }))
 
 const passOnScript = scriptOf(batchOf({
   keys: 1,
-  args: 2,
   item: `
-  redis.call('ZREM', KEYS[keys + 1], ARGV[args + 1])
-  wake(KEYS[keys + 1], ARGV[args + 2], ARGV[args + 1])
+  redis.call('ZREM', KEYS[keys + 1], item[1])
+  wake(KEYS[keys + 1], item[2], item[1])
   return {'Done'}`
 }))
 
 /** The user's script is a function of its own keys and arguments, and cannot see those of the lease. */
-const fencedScript = (lua: string): Send =>
+const fencedScript = (lua: string): Script =>
   scriptOf(`#!lua
 ${prelude}
 local row = load(KEYS[1])
@@ -631,20 +631,23 @@ const make = Effect.fnUntraced(function*(options: Options) {
   /** Holds the highest token that was swept from the slot. */
   const markKeyOf = (workId: string): string => `${prefix}:{${tagOfSlot(slotOfTag(encoded(workId)))}}:mark`
 
-  /** A node that has not seen the script yet may not be the one that was asked to load it. */
+  /** Where the server does not know the script, EVAL runs it and has the very node keep it that has the keys. */
   const evaluate = (
     operation: string,
-    script: Send,
+    script: Script,
     keys: ReadonlyArray<string>,
     args: ReadonlyArray<string>
   ): Effect.Effect<unknown, BackendError> =>
-    redis.eval(script)(keys, args).pipe(
-      Effect.catchIf(
-        (error) => codeOf(error.cause) === "NOSCRIPT",
-        () => redis.send("EVAL", script.lua, String(keys.length), ...keys, ...args)
-      ),
-      Effect.mapError((error) => toBackendError(operation, error.cause)),
-      Effect.withTracerEnabled(false)
+    Effect.flatMap(
+      script.digest,
+      (digest) =>
+        Effect.catch(redis.send("EVALSHA", digest, String(keys.length), ...keys, ...args), (error) => {
+          if (codeOf(error.cause) !== "NOSCRIPT") return Effect.fail(toBackendError(operation, error.cause))
+          return Effect.mapError(
+            redis.send("EVAL", script.lua, String(keys.length), ...keys, ...args),
+            ({ cause }) => toBackendError(operation, cause)
+          )
+        })
     )
 
   const isCluster = yield* inspect(redis, evaluate, prefix, options)
@@ -652,7 +655,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
   /** Sends a batch, as one script or as one for each slot. */
   const run = <Request, A>(options: {
     readonly operation: string
-    readonly script: Send
+    readonly script: Script
     readonly requests: ReadonlyArray<Request>
     readonly workIdOf: (request: Request) => string
     readonly keysOf: (request: Request) => ReadonlyArray<string>
@@ -661,16 +664,11 @@ const make = Effect.fnUntraced(function*(options: Options) {
   }): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
     const { operation, requests } = options
     const send = (requests: ReadonlyArray<Request>): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
-      const keys: Array<string> = []
-      const args: Array<string> = []
-      for (const request of requests) {
-        keys.push(...options.keysOf(request))
-        args.push(...options.argsOf(request))
-      }
+      const items = JSON.stringify(requests.map(options.argsOf))
       return Effect.map(
-        evaluate(operation, options.script, keys, args),
+        evaluate(operation, options.script, requests.flatMap(options.keysOf), [items]),
         (replies) =>
-          (replies as ReadonlyArray<Reply>).map((reply) =>
+          (JSON.parse(replies as string) as ReadonlyArray<Reply>).map((reply) =>
             // What failed by itself has written nothing.
             reply[0] === "Error" ? toBackendError(operation, new Error(reply[1]), "rejected") : options.replyOf(reply)
           )
@@ -702,7 +700,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
 
   const batch = <Request extends { readonly workId: string }, A>(
     operation: string,
-    script: Send,
+    script: Script,
     keysOf: (request: Request) => ReadonlyArray<string>,
     argsOf: (request: Request) => ReadonlyArray<string>,
     replyOf: (reply: Reply) => A | BackendError
@@ -776,7 +774,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
       micros(request.ttl),
       String(request.sequence),
       String(request.state.version),
-      Base64.encode(request.state.bytes)
+      encodedState(request.state)
     ],
     extendReply
   )
@@ -791,7 +789,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
       request.interrupted ? "1" : "0",
       ...Option.match(request.state, {
         onNone: () => ["", "", ""],
-        onSome: ({ sequence, state }) => [String(sequence), String(state.version), Base64.encode(state.bytes)]
+        onSome: ({ sequence, state }) => [String(sequence), String(state.version), encodedState(state)]
       }),
       request.workId
     ],
@@ -964,7 +962,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
 
   const eachWaiting = (
     operation: string,
-    script: Send,
+    script: Script,
     workIds: ReadonlyArray<string>,
     argsOf: (workId: string) => ReadonlyArray<string>
   ): Effect.Effect<unknown, BackendError> =>
@@ -1022,11 +1020,11 @@ const make = Effect.fnUntraced(function*(options: Options) {
   // fenced writes
   // ---------------------------------------------------------------------------
 
-  const scripts = new Map<string, Send>()
+  const scripts = new Map<string, Script>()
 
   const fenced = (
     token: Lease.AnyToken,
-    script: Send,
+    script: Script,
     keys: ReadonlyArray<string>,
     args: ReadonlyArray<string>
   ): Effect.Effect<unknown, Fenced | LeaseExpired | InvalidConfig | BackendError> =>
@@ -1075,7 +1073,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
 
 type Evaluate = (
   operation: string,
-  script: Send,
+  script: Script,
   keys: ReadonlyArray<string>,
   args: ReadonlyArray<string>
 ) => Effect.Effect<unknown, BackendError>
@@ -1142,10 +1140,22 @@ const fieldOf = (info: unknown, name: string): string | undefined =>
 
 const toMillis = (micros: string): number => Number(micros) / 1000
 
+const utf8Decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true })
+
+/** Clients send and receive text. What is text already, as JSON is, stays legible and a quarter shorter. */
+const encodedState = ({ bytes }: Backend.Stored): string => {
+  try {
+    return `t${utf8Decoder.decode(bytes)}`
+  } catch {
+    return `b${Base64.encode(bytes)}`
+  }
+}
+
 const storedOf = (version: string, state: string): Option.Option<Backend.Stored> =>
-  version === ""
-    ? Option.none()
-    : Option.some({ version: Number(version), bytes: Result.getOrThrow(Base64.decode(state)) })
+  version === "" ? Option.none() : Option.some({
+    version: Number(version),
+    bytes: state.startsWith("t") ? utf8Encoder.encode(state.slice(1)) : Result.getOrThrow(Base64.decode(state.slice(1)))
+  })
 
 const exitModes: ReadonlyArray<string> = ["finished", "abandoned", "retired", "yielded"] satisfies Array<
   Backend.ExitMode

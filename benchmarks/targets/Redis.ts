@@ -1,0 +1,127 @@
+/** 12. Checkpoints on Redis, against one bare EVALSHA each over the same connection. */
+import * as NodeRedis from "@effect/platform-node/NodeRedis"
+import { Effect, Layer } from "effect"
+import { Base64 } from "effect/encoding"
+import { Redis as Client } from "effect/persistence"
+import { Lease, Worker } from "worklease"
+import * as Redis from "worklease/layers/Redis"
+import * as RedisServer from "../../support/RedisServer.ts"
+import * as Bench from "../Bench.ts"
+import * as Format from "../Format.ts"
+import * as Measure from "../Measure.ts"
+import { encoded, Import, stateOf } from "../State.ts"
+import { ratios, spread } from "../Statistics.ts"
+import * as Target from "../Target.ts"
+
+const holders = 200
+const minimum = 2
+const maximum = 1.5
+
+export const target = Target.make({
+  number: 12,
+  name: "Redis",
+  method: `${holders} fibers hold a lease each (\`Worker.run\`) on a Redis of this run, in memory only, and call ` +
+    "`work.checkpoint` in a loop, with default options over one connection. Beside it, as many fibers send a bare " +
+    "EVALSHA each over the same connection: a script for one record with the same predicates and fields, and a constant " +
+    "state of the same bytes. Then one holder alone calls `work.checkpoint`, then sends the bare EVALSHA, one after the " +
+    "other. Our figures include the encoding of the state with its schema.",
+  sizes: {
+    full: { rounds: 5, seconds: 3, warmUp: 1, blocks: 10, turns: 1000 },
+    quick: { rounds: 2, seconds: 0.7, warmUp: 0.3, blocks: 5, turns: 400 },
+    tiny: { rounds: 1, seconds: 0.2, warmUp: 0.05, blocks: 2, turns: 10 }
+  },
+  describe: ({ blocks, rounds, seconds, turns }) =>
+    `${Format.plural(rounds, "round")} of ${Format.seconds(seconds)} each; ${blocks} blocks of ${Format.count(turns)}`,
+  run: Effect.fnUntraced(function*({ blocks, rounds, seconds, turns, warmUp }) {
+    const server = yield* RedisServer.start()
+    const state = Base64.encode(yield* encoded(1))
+    return yield* Effect.gen(function*() {
+      const redis = yield* Client.Redis
+      for (let i = 0; i < holders; i++) yield* makeBare(redis, i)
+      const bare = (record: number) =>
+        Effect.flatMap(
+          redis.eval(bareCheckpoint)(record, state),
+          ([reply]) => reply === "Done" ? Effect.void : Effect.die("The compared script did nothing")
+        )
+      const say = (side: string) => (round: number) => Bench.progress(`round ${round + 1} of ${rounds}: ${side}`)
+      const many = yield* Measure.interleave(rounds, {
+        ours: (round) =>
+          Effect.andThen(
+            say("worklease")(round),
+            Measure.rate({ loops: holders, seconds, warmUp }, (meter) =>
+              each((holder) =>
+                Worker.run(
+                  Import.id(String(holder)),
+                  (work) => Measure.loop(meter, (turn) => work.checkpoint(stateOf(turn)))
+                )
+              ))
+          ),
+        theirs: (round) =>
+          Effect.andThen(
+            say("EVALSHA")(round),
+            Measure.rate(
+              { loops: holders, seconds, warmUp },
+              (meter) => each((holder) => Measure.loop(meter, () => bare(holder)))
+            )
+          )
+      })
+      const lone = yield* Worker.run(Import.id("lone"), (work) =>
+        Measure.alternate(
+          { blocks, turns, warmUp: turns },
+          (turn) => Measure.millisOf(Effect.suspend(() => work.checkpoint(stateOf(turn)))),
+          () => Measure.millisOf(Effect.suspend(() => bare(0)))
+        ))
+      const ratio = spread(ratios(many.ours, many.theirs))
+      return {
+        rows: [
+          {
+            what: `${holders} holders`,
+            ours: Format.spread(Format.rate, spread(many.ours)),
+            compared: `one EVALSHA each ${Format.spread(Format.rate, spread(many.theirs))}`,
+            ratio: Format.spread(Format.ratio, ratio),
+            target: `≥ ${minimum}×`,
+            verdict: Target.verdict(ratio.median >= minimum)
+          },
+          {
+            what: "one checkpoint of a lone holder, p50",
+            ours: Format.spread(Format.millis, lone.ours.p50),
+            compared: `bare ${Format.spread(Format.millis, lone.theirs.p50)}`,
+            ratio: Format.spread(Format.ratio, lone.ratio),
+            target: `≤ ${maximum}×`,
+            verdict: Target.verdict(lone.ratio.median <= maximum)
+          }
+        ]
+      }
+    }).pipe(Effect.provide(
+      Lease.layer.pipe(
+        Layer.provideMerge(Redis.layer),
+        Layer.provideMerge(NodeRedis.layer({ url: server.url, disableOfflineQueue: true }))
+      )
+    ))
+  })
+})
+
+const each = <E, R>(f: (holder: number) => Effect.Effect<unknown, E, R>) =>
+  Effect.forEach(Array.from({ length: holders }, (_, holder) => holder), f, {
+    concurrency: "unbounded",
+    discard: true
+  })
+
+const keyOf = (record: number) => `bare:{${record}}`
+
+const makeBare = (redis: Client.Redis["Service"], record: number) =>
+  redis.send("HSET", keyOf(record), "holder", "bench", "token", "1", "exit", "", "expires", "0", "sequence", "0")
+
+const bareCheckpoint = Client.script(
+  (record: number, state: string) => [keyOf(record), "bench", "1", "30000000", "1", state],
+  {
+    numberOfKeys: 1,
+    lua: `local values = redis.call('HMGET', KEYS[1], 'holder', 'token', 'exit', 'sequence')
+if values[1] ~= ARGV[1] or values[2] ~= ARGV[2] then return {'Fenced'} end
+if values[3] ~= '' then return {'Expired'} end
+local time = redis.call('TIME')
+local expires = string.format('%.0f', time[1] * 1000000 + time[2] + ARGV[3])
+redis.call('HSET', KEYS[1], 'expires', expires, 'sequence', values[4] + 1, 'version', ARGV[4], 'state', ARGV[5])
+return {'Done', expires}`
+  }
+).withReturnType<readonly [string, string]>()
