@@ -1,14 +1,9 @@
 /**
- * The table against the source.
+ * What was written against the source.
  */
 import { Effect } from "effect"
-import { SqlClient } from "effect/sql"
 import type { City } from "./Cities.ts"
-
-interface Row extends City {
-  readonly token: bigint
-  readonly record: number
-}
+import * as Store from "./Store.ts"
 
 /** Numbers of rows, and of records of the source. */
 export interface Findings {
@@ -20,12 +15,12 @@ export interface Findings {
   readonly zombies: number
 }
 
-/** Reads the table in the order in which it was written, and compares each record with its source. */
+/** Reads the records in the order in which they were written, and compares each record with its source. */
 export const check = Effect.fnUntraced(function*(parts: ReadonlyArray<ReadonlyArray<City>>) {
-  const sql = yield* SqlClient.SqlClient
+  const records = yield* Store.Records
   const findings = { rows: 0, missing: 0, repeated: 0, different: 0, zombies: 0 }
   for (const [part, cities] of parts.entries()) {
-    const rows = yield* sql<Row>`SELECT * FROM city WHERE part = ${part} ORDER BY written`
+    const rows = yield* records.read(part)
     const times = cities.map(() => 0)
     let latest = 0n
     for (const row of rows) {

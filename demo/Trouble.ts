@@ -5,9 +5,9 @@
  * Everything random is drawn beforehand, so that a seed stands for one plan.
  */
 import { Effect, Random } from "effect"
-import { SqlClient } from "effect/sql"
 import type { Processes } from "./Processes.ts"
-import { count, type Run, seconds, workIdsOf } from "./Run.ts"
+import { count, type Run, seconds, type Term, workIdsOf } from "./Run.ts"
+import * as Store from "./Store.ts"
 
 interface Blow {
   /** The share of the records that are imported when it falls. */
@@ -82,8 +82,7 @@ const freeze = Effect.fnUntraced(function*(run: Run, processes: Processes, blow:
     () => held.every((term) => term.part.terms.at(-1) !== term && term.part.takeover === undefined)
   )
   yield* Effect.sleep(blow.pause)
-  const tokens = held.map((term) => term.token)
-  const before = yield* rowsUnder(tokens)
+  const before = yield* rowsUnder(held)
   const millis = run.now - victim.frozenAt
   victim.state = "woken"
   yield* processes.wake(victim)
@@ -93,7 +92,7 @@ const freeze = Effect.fnUntraced(function*(run: Run, processes: Processes, blow:
     () => held.every((term) => term.lost !== undefined)
   )
   victim.state = "working"
-  const wrote = (yield* rowsUnder(tokens)) - before
+  const wrote = (yield* rowsUnder(held)) - before
   run.freezes.push({ worker: victim, millis, lost: held.length })
   const reasons = [...new Set(held.map((term) => term.lost))].join(" or ")
   if (wrote === 0) run.note("freeze", `${holderId} lost ${workIds} (${reasons}) and wrote nothing`)
@@ -115,10 +114,11 @@ const choose = Effect.fnUntraced(function*(run: Run, blow: Blow) {
   return all.length === 0 ? undefined : all[Math.floor(blow.victim * all.length)]
 })
 
-const rowsUnder = Effect.fnUntraced(function*(tokens: ReadonlyArray<bigint>) {
-  const sql = yield* SqlClient.SqlClient
-  const [row] = yield* sql<{ readonly rows: number }>`SELECT count(*)::integer AS rows FROM city WHERE ${
-    sql.in("token", tokens)
-  }`
-  return row.rows
+const rowsUnder = Effect.fnUntraced(function*(held: ReadonlyArray<Term>) {
+  const records = yield* Store.Records
+  let rows = 0
+  for (const { part, token } of held) {
+    rows += (yield* records.read(part.number)).filter((row) => row.token === token).length
+  }
+  return rows
 })

@@ -2,21 +2,20 @@
  * An import that survives murder: `npm start`.
  *
  * Worker processes import a public data set into PostgreSQL, in fenced
- * transactions with checkpoints. While they do, they are killed and frozen.
- * In the end every record is in the table, exactly once.
+ * transactions with checkpoints, or into Redis, in fenced writes. While they do, they are killed and frozen.
+ * In the end every record is there, exactly once.
  */
 import * as NodeRuntime from "@effect/platform-node/NodeRuntime"
 import * as NodeServices from "@effect/platform-node/NodeServices"
-import { PgClient } from "@effect/sql-pg"
-import { Clock, Data, Effect, Option, Random, Redacted, Runtime, Schema } from "effect"
+import { Clock, Data, Effect, Option, Random, Runtime, Schema } from "effect"
 import { Command, Flag } from "effect/cli"
-import * as EmbeddedPostgres from "../support/EmbeddedPostgres.ts"
 import * as Check from "./Check.ts"
 import * as Cities from "./Cities.ts"
-import { createTable, ttl, workId } from "./Import.ts"
+import { ttl, workId } from "./Import.ts"
 import * as Processes from "./Processes.ts"
 import { count, plural, Run, seconds, type Worker } from "./Run.ts"
 import * as Screen from "./Screen.ts"
+import * as Store from "./Store.ts"
 import * as Trouble from "./Trouble.ts"
 
 const atLeast = (minimum: number) => Schema.Int.check(Schema.isGreaterThanOrEqualTo(minimum))
@@ -41,8 +40,14 @@ const flags = {
     Flag.withSchema(atLeast(Cities.partCount)),
     Flag.optional
   ),
+  backend: Flag.Literals("backend", Store.Kind.literals).pipe(
+    Flag.withDescription("Where the leases and the records are. Redis needs redis-server or valkey-server here"),
+    Flag.withDefault("postgres" as const)
+  ),
   fence: Flag.Boolean("fence").pipe(
-    Flag.withDescription("Write in fenced transactions (the default). With --no-fence, the import does not survive"),
+    Flag.withDescription(
+      "Write only while the lease is held (the default). With --no-fence, the import does not survive"
+    ),
     Flag.withDefault(true)
   )
 }
@@ -62,23 +67,26 @@ const command = Command.make(
     const parts = Cities.load(records)
     const run = new Run(parts, (part) => workId(part).value, yield* Clock.Clock)
     yield* Screen.print([
-      [["An import that survives murder", "bold"], [`  (again: npm start -- --seed ${seed})`, "dim"]],
+      [["An import that survives murder", "bold"], [
+        `  (again: npm start -- --seed ${seed}${options.backend === "redis" ? " --backend redis" : ""})`,
+        "dim"
+      ]],
       [[`${count(run.total)} cities in ${parts.length} work IDs, ${options.workers} workers, leases of ${ttl}`]],
       [[`Data: ${Cities.source}`, "dim"]],
       ...(options.fence ? [] : [[["The fence is taken out.", "bgRed", "bold"]] as const])
     ])
 
-    const server = yield* EmbeddedPostgres.start()
-    const database = PgClient.layer({ url: Redacted.make(server.url), maxConnections: 2 })
+    const server = yield* Store.start(options.backend)
+    yield* Store.prepare(options.backend, server.url)
     yield* Effect.gen(function*() {
-      yield* createTable
       const processes = yield* Processes.make(run, {
+        backend: options.backend,
         url: server.url,
         fence: options.fence,
         ...(records === undefined ? {} : { records })
       })
       yield* Screen.show(run)
-      run.note("plain", `PostgreSQL ${server.version} runs; ${options.workers} workers start`)
+      run.note("plain", `${server.name} runs; ${options.workers} workers start`)
       yield* Effect.forEach(Array.from({ length: options.workers }), () => processes.start, { discard: true })
       yield* Trouble.make(run, processes, plan)
       yield* run.until("the import is over", () => run.finished, 120)
@@ -87,16 +95,18 @@ const command = Command.make(
       Effect.scoped,
       Effect.catchTag("Stuck", (stuck) => Effect.sync(() => run.problem(stuck.message))),
       Effect.andThen(judge(run, parts)),
-      Effect.provide(database)
+      Effect.provide(Store.layer(options.backend, server.url))
     )
   }, Effect.scoped)
 ).pipe(
-  Command.withDescription("Worker processes import a data set into PostgreSQL while they are killed and frozen")
+  Command.withDescription(
+    "Worker processes import a data set into PostgreSQL or Redis while they are killed and frozen"
+  )
 )
 
 const hasEnded = (worker: Worker): boolean => worker.state === "killed" || worker.state === "ended"
 
-/** Compares the table with the source, and says how the run has come out. */
+/** Compares what was written with the source, and says how the run has come out. */
 const judge = Effect.fnUntraced(function*(run: Run, parts: ReadonlyArray<ReadonlyArray<Cities.City>>) {
   const { different, missing, repeated, rows, zombies } = yield* Check.check(parts)
   if (missing + repeated + different > 0 || rows !== run.total) {
@@ -119,7 +129,7 @@ const judge = Effect.fnUntraced(function*(run: Run, parts: ReadonlyArray<Readonl
   const gaps = [...run.gaps].sort((a, b) => a - b)
   const [shortest, median, longest] = [gaps[0], gaps[gaps.length >> 1], gaps.at(-1)!].map(seconds)
   const facts = [
-    `each of ${count(run.total)} records is in the table exactly once, as the source has it`,
+    `each of ${count(run.total)} records is there exactly once, as the source has it`,
     "no zombie write: nothing was written under a fencing token after a later one",
     `${plural(run.kills.length, "worker")} killed with SIGKILL: others continued all that they held`,
     ...run.freezes.map(({ lost, millis, worker }) => {

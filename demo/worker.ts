@@ -3,21 +3,19 @@
  * holder stopped, and looks for the next one, until all are finished.
  */
 import * as NodeRuntime from "@effect/platform-node/NodeRuntime"
-import { PgClient } from "@effect/sql-pg"
-import { Array as Arr, Console, Duration, Effect, Layer, Logger, Option, Random, Redacted, Schema } from "effect"
-import { SqlClient } from "effect/sql"
-import { Fence, Lease, Worker } from "worklease"
-import * as Postgres from "worklease/layers/Postgres"
+import { Array as Arr, Console, Duration, Effect, Layer, Logger, Option, Random, Schema } from "effect"
+import { Lease, Worker } from "worklease"
 import * as Cities from "./Cities.ts"
 import { type Report, ReportLine, Settings, ttl, workId } from "./Import.ts"
+import * as Store from "./Store.ts"
 
 /** The parts that a process works on at a time: not so many that the survivors take all that a victim leaves behind. */
 const slots = 3
 
-/** The records that one transaction writes. */
+/** The records that are written together. */
 const batchSize = 290
 
-/** After each transaction, or it would all be over before there is anything to see. */
+/** After each write, or it would all be over before there is anything to see. */
 const rest = Effect.flatMap(Random.nextBetween(200, 400), Effect.sleep)
 
 const settings = Schema.decodeUnknownSync(Settings)(process.argv[2])
@@ -30,7 +28,7 @@ const importPart = (part: number) =>
   Worker.run(
     workId(part),
     Effect.fnUntraced(function*(work) {
-      const sql = yield* SqlClient.SqlClient
+      const records = yield* Store.Records
       const cities = parts[part]
       const token = work.token.fencingToken
       if (work.prior.exit === "finished") return
@@ -40,12 +38,7 @@ const importPart = (part: number) =>
       for (const batch of Arr.chunksOf(cities.slice(next), batchSize)) {
         const rows = Arr.map(batch, (city, index) => Object.assign({ token, part, record: next + index }, city))
         next += rows.length
-        const insert = Effect.andThen(stopIfAsked(part), sql`INSERT INTO city ${sql.insert(rows)}`)
-        const checkpoint = work.checkpoint({ next })
-        yield* settings.fence
-          ? Fence.transaction(Effect.andThen(insert, checkpoint), work)
-          // What a lease is worth alone: one that ends after it was looked at does not hold back the write.
-          : Effect.andThen(Effect.uninterruptible(insert), checkpoint)
+        yield* records.write({ work, rows, next, before: stopIfAsked(part), fence: settings.fence })
         yield* report({ _tag: "Wrote", part, token, next })
         yield* rest
       }
@@ -113,8 +106,7 @@ const orphaned = Effect.callback<void>((resume) => {
 })
 
 const layer = Lease.layerWith({ holderId: settings.holderId, ttl }).pipe(
-  Layer.provideMerge(Postgres.layer),
-  Layer.provideMerge(PgClient.layer({ url: Redacted.make(settings.url) }))
+  Layer.provideMerge(Store.layer(settings.backend, settings.url))
 )
 
 Effect.replicateEffect(importWhatIsFree, slots, { concurrency: "unbounded", discard: true }).pipe(

@@ -3,6 +3,7 @@ import { assert, describe, it } from "@effect/vitest"
 import { Effect, Stream } from "effect"
 import { ChildProcess } from "effect/process"
 import { fileURLToPath } from "node:url"
+import { isTested } from "./support/Redis.ts"
 
 /** A real run, with fewer records: a server, worker processes, kills and a freeze. */
 const demo = (...flags: ReadonlyArray<string>) =>
@@ -25,7 +26,7 @@ describe("demo", () => {
   it.live("an import survives murder", () =>
     Effect.gen(function*() {
       const { code, output } = yield* demo("--seed=1")
-      assert.match(output, /each of 20,000 records is in the table exactly once, as the source has it\n/)
+      assert.match(output, /each of 20,000 records is there exactly once, as the source has it\n/)
       assert.match(output, /no zombie write/)
       assert.match(output, /w\d+ killed with SIGKILL; it held import:/)
       assert.match(output, /import:\d  w\d+ killed \(expired\) → w\d+ from record [\d,]+, gap \d+\.\d s\n/)
@@ -42,4 +43,24 @@ describe("demo", () => {
       assert.match(output, /[1-9][\d,]* rows were written under a fencing token after a later one had been\n/)
       assert.strictEqual(code, 1, output)
     }))
+
+  describe.runIf(isTested)("on Redis", () => {
+    it.live("an import survives murder", () =>
+      Effect.gen(function*() {
+        const { code, output } = yield* demo("--seed=1", "--backend=redis")
+        assert.match(output, /each of 20,000 records is there exactly once, as the source has it\n/)
+        assert.match(output, /no zombie write/)
+        assert.match(output, /2 workers killed with SIGKILL: others continued all that they held\n/)
+        assert.match(output, /w\d+ frozen with SIGSTOP for \d+\.\d s: it lost \d leases? and wrote nothing more\n/)
+        assert.strictEqual(code, 0, output)
+      }))
+
+    it.live("with the fence taken out, it does not", () =>
+      Effect.gen(function*() {
+        const { code, output } = yield* demo("--seed=1", "--backend=redis", "--no-fence")
+        assert.match(output, /0 of 20,000 records are missing, and [1-9][\d,]* are there more than once\n/)
+        assert.match(output, /[1-9][\d,]* rows were written under a fencing token after a later one had been\n/)
+        assert.strictEqual(code, 1, output)
+      }))
+  })
 })

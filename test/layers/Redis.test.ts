@@ -142,6 +142,25 @@ describe.runIf(isTested)("Redis", () => {
       }).pipe(Effect.provide(context))
     }))
 
+  it.live("tokens go on from the highest that was swept from the slot, in whatever order", () =>
+    Effect.gen(function*() {
+      const { context, server } = yield* own()
+      yield* Effect.gen(function*() {
+        const backend = yield* Backend.Backend
+        // Two whose tags have the same slot.
+        const workIds = ["job-978", "job-3002"]
+        const tokens = ["9000000000000000000", "8000000000000000000"]
+        for (const [index, workId] of workIds.entries()) {
+          yield* Effect.flatMap(take(workId), backend.forget)
+          yield* server.command("HSET", `worklease:{${workId}}`, "token", tokens[index], "expires", "1")
+          assert.strictEqual(yield* backend.sweep({ retention: Duration.zero, limit: 10 }), 1)
+        }
+        for (const workId of workIds) {
+          assert.strictEqual((yield* take(workId)).fencingToken, 9000000000000000001n)
+        }
+      }).pipe(Effect.provide(context))
+    }))
+
   it.live("scripts that the server has lost are there again", () =>
     Effect.gen(function*() {
       const { context, server } = yield* own()
@@ -373,6 +392,32 @@ describe.runIf(isTested)("Redis", () => {
         yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
       }), 30_000)
 
+    it.live(
+      "who is told although nothing waits there any more passes it on, and is not told again",
+      () =>
+        Effect.gen(function*() {
+          const server = yield* RedisServer.start()
+          const backendOf = Effect.map(
+            Layer.build(Layer.provide(Redis.layer, clientOf(server.url))),
+            (context) => Context.get(context, Backend.Backend)
+          )
+          const [a, b] = [yield* backendOf, yield* backendOf]
+          const subscribe = (backend: Backend.Backend["Service"]) =>
+            Effect.flatMap(Option.getOrThrow(backend.wakeups)("job"), (wakeup) => Effect.as(wakeup, wakeup))
+          yield* Effect.scoped(subscribe(a))
+          const waiting = yield* Effect.forkScoped(yield* subscribe(b), { startImmediately: true })
+          // One of the two is told each time.
+          for (let i = 0; i < 20 && (yield* waiters(server)) === 2; i++) {
+            const term = yield* Effect.provideService(take("job"), Backend.Backend, a)
+            yield* Effect.provideService(release(term), Backend.Backend, a)
+            yield* Effect.sleep("20 millis")
+          }
+          assert.strictEqual(yield* waiters(server), 1)
+          yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
+        }),
+      30_000
+    )
+
     it.live("without them, a release tells nobody and nothing listens", () =>
       Effect.gen(function*() {
         const { context } = yield* own({ wakeups: false })
@@ -424,6 +469,9 @@ describe.runIf(isTested)("Redis", () => {
         const third = yield* Effect.provide(Lease.acquire("job"), b)
         assert.strictEqual((yield* Effect.flip(writes.set(second.token, key, "late")))._tag, "Fenced")
         yield* writes.set(third.token, key, "four")
+        // Also where a server that has forgotten everything gave the same token to another holder.
+        yield* server.command("HSET", "worklease:{job}", "holder", "z")
+        assert.strictEqual((yield* Effect.flip(writes.set(third.token, key, "late")))._tag, "Fenced")
         assert.strictEqual(yield* value, "four")
       }))
 
