@@ -303,15 +303,12 @@ end
 
 -- Tells one of those who wait, another one each time. Nobody hears it where that one has died, or is connected to
 -- another node.
-local function wake(waiting, workId, except)
+local function wake(waiting, workId)
   local channels = redis.pcall('ZRANGEBYSCORE', waiting, '(' .. text(now), '+inf', 'LIMIT', 0, 100)
   if channels.err then return end
   for i = 1, #channels do
-    local channel = channels[(now + i) % #channels + 1]
-    if channel ~= except then
-      local heard = redis.pcall('PUBLISH', channel, workId)
-      if type(heard) == 'number' and heard > 0 then return end
-    end
+    local heard = redis.pcall('PUBLISH', channels[(now + i) % #channels + 1], workId)
+    if type(heard) == 'number' and heard > 0 then return end
   end
 end
 
@@ -471,7 +468,7 @@ const releaseScript = scriptOf(batchOf({
     end
   end
   redis.call('HSET', key, 'exit', exit, 'expires', text(now), 'terms', text(terms), unpack(fields))
-  wake(KEYS[keys + 2], workId, '')
+  wake(KEYS[keys + 2], workId)
   return {'Done'}`
 }))
 
@@ -493,7 +490,7 @@ const forgetScript = scriptOf(batchOf({
   if row.exit == 'forgotten' then return {'Done'} end
   redis.call('HSET', key, 'exit', 'forgotten', 'expires', text(now), 'version', '', 'state', '', 'terms', '0',
     'priorExit', '', 'priorHolder', '', 'priorToken', '', 'yield', '')
-  wake(KEYS[keys + 2], item[3], '')
+  wake(KEYS[keys + 2], item[3])
   return {'Done'}`
 }))
 
@@ -582,7 +579,7 @@ const passOnScript = scriptOf(batchOf({
   keys: 1,
   item: `
   redis.call('ZREM', KEYS[keys + 1], item[1])
-  wake(KEYS[keys + 1], item[2], item[1])
+  wake(KEYS[keys + 1], item[2])
   return {'Done'}`
 }))
 

@@ -361,6 +361,7 @@ describe.runIf(isTested)("Redis", () => {
           const taken = yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
           assert.strictEqual(taken.token.holderId, "b")
           yield* eventually("nothing waits, so nothing listens", Effect.map(subscribers(server), (_) => _ === 0))
+          assert.strictEqual(yield* waiters(server), 0, "and nothing is registered")
         }),
       30_000
     )
@@ -386,6 +387,8 @@ describe.runIf(isTested)("Redis", () => {
         for (let i = 0; i < 5; i++) {
           yield* server.command("ZADD", "worklease:{job}:waiting", "9007199254740991", `worklease:wakeups:dead-${i}`)
         }
+        // One whose registration is over is cleaned up after.
+        yield* server.command("ZADD", "worklease:{job}:waiting", "1", "worklease:wakeups:long-dead")
         const waiting = yield* Effect.forkScoped(Effect.provide(Lease.acquire("job", { wait: true }), b))
         yield* eventually("it has registered", Effect.map(waiters(server), (_) => _ === 6))
         yield* Effect.provide(Lease.release(token, "finished"), a)
