@@ -389,8 +389,10 @@ describe.runIf(isTested)("Redis", () => {
         }
         // One whose registration is over is cleaned up after.
         yield* server.command("ZADD", "worklease:{job}:waiting", "1", "worklease:wakeups:long-dead")
+        yield* server.command("ZADD", "worklease:{job}:waiting", "2", "worklease:wakeups:long-dead-too")
         const waiting = yield* Effect.forkScoped(Effect.provide(Lease.acquire("job", { wait: true }), b))
         yield* eventually("it has registered", Effect.map(waiters(server), (_) => _ === 6))
+        assert.notInclude(yield* server.command("ZRANGE", "worklease:{job}:waiting", "0", "-1"), "long-dead")
         yield* Effect.provide(Lease.release(token, "finished"), a)
         yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
       }), 30_000)
