@@ -6,6 +6,7 @@
  * left to test/layers, where each backend has what it needs.
  */
 import { assert, describe, it } from "@effect/vitest"
+import type * as Config from "effect/Config"
 import * as ConfigProvider from "effect/ConfigProvider"
 import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
@@ -22,8 +23,11 @@ import type { Backend, Lease as LeaseModule, LeaseError, Renewal, Work as WorkMo
 import { Fence, Lease, Worker } from "worklease"
 import * as Memory from "worklease/layers/Memory"
 import * as Pglite from "worklease/layers/Pglite"
+import type { FencedWrites } from "worklease/layers/Redis"
+import * as RedisServer from "../support/RedisServer.ts"
 import * as Postgres from "./support/Postgres.ts"
 import { executed, failing, pages, StepError } from "./support/readme.ts"
+import { isTested } from "./support/Redis.ts"
 
 const root = dirname(import.meta.dirname)
 execFileSync(process.execPath, [join(root, "scripts", "readme.mjs")], { stdio: "pipe" })
@@ -254,6 +258,27 @@ describe("README.md", () => {
         yield* Effect.provide(Effect.void, owner)
         assert.strictEqual(yield* program, "done")
       }).pipe(Effect.provide(layer))
+    }))
+
+  // Where there is no Redis, they only compile.
+  const onRedis = code<Layer.Layer<LeaseModule.Leases | Backend.Backend | FencedWrites, Config.ConfigError>>("OnRedis")
+  const append = code<Effect.Effect<unknown, unknown, LeaseModule.Leases | FencedWrites>>("append")
+
+  it.live.runIf(isTested)("leases and fenced writes, on Redis", () =>
+    Effect.gen(function*() {
+      const server = yield* RedisServer.start()
+      yield* Effect.gen(function*() {
+        yield* append
+        yield* append
+      }).pipe(
+        Effect.provide(onRedis),
+        Effect.provideService(
+          ConfigProvider.ConfigProvider,
+          ConfigProvider.fromEnv({ env: { REDIS_URL: server.url } })
+        )
+      )
+      const entries = yield* server.command("LRANGE", "entries:{ledger}", "0", "-1")
+      assert.strictEqual(entries, "*1\r\n$15\r\nthe first entry\r\n")
     }))
 
   it("runs every block", () => {

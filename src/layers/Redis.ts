@@ -181,7 +181,8 @@ export const routingKey = (command: string, args: ReadonlyArray<string>): string
 // -----------------------------------------------------------------------------
 
 /** What remains has no brace, so that the server finds the whole of it to be the tag. */
-const encoded = (workId: string): string => workId.replaceAll("%", "%25").replaceAll("{", "%7B").replaceAll("}", "%7D")
+const encoded = (workId: string): string =>
+  /[%{}]/.test(workId) ? workId.replaceAll("%", "%25").replaceAll("{", "%7B").replaceAll("}", "%7D") : workId
 
 const decoded = (tag: string): string => tag.replaceAll("%7B", "{").replaceAll("%7D", "}").replaceAll("%25", "%")
 

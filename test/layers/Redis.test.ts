@@ -409,7 +409,7 @@ describe.runIf(isTested)("Redis", () => {
           const [a, b] = [yield* backendOf, yield* backendOf]
           const subscribe = (backend: Backend.Backend["Service"]) =>
             Effect.flatMap(Option.getOrThrow(backend.wakeups)("job"), (wakeup) => Effect.as(wakeup, wakeup))
-          yield* Effect.scoped(subscribe(a))
+          yield* Effect.asVoid(Effect.scoped(subscribe(a)))
           const waiting = yield* Effect.forkScoped(yield* subscribe(b), { startImmediately: true })
           // One of the two is told each time.
           for (let i = 0; i < 20 && (yield* waiters(server)) === 2; i++) {
