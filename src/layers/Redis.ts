@@ -46,11 +46,14 @@ import * as SecureRandom from "effect/crypto/SecureRandom"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Base64 from "effect/encoding/Base64"
+import * as Exit from "effect/Exit"
+import * as Fiber from "effect/Fiber"
 import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as EffectRedis from "effect/persistence/Redis"
 import * as Queue from "effect/Queue"
 import * as Result from "effect/Result"
+import * as Scope from "effect/Scope"
 import * as Backend from "../Backend.ts"
 import { termOf } from "../internal/term.ts"
 import * as Wakeups from "../internal/wakeups.ts"
@@ -945,8 +948,22 @@ const make = Effect.fnUntraced(function*(options: Options) {
       orElse: () => Effect.fail(backendError(operation, "unknown", new TimedOut({})))
     })
 
+  /** On a connection that does not answer, a client that subscribes cannot be interrupted: it is left behind then. */
+  const subscription = Effect.acquireRelease(
+    Effect.gen(function*() {
+      const scope = yield* Scope.make()
+      const fiber = yield* Effect.forkDetach(Scope.provide(redis.subscribe(channel), scope), { startImmediately: true })
+      return { scope, fiber }
+    }),
+    ({ fiber, scope }) => {
+      const end = Effect.andThen(Fiber.await(fiber), Scope.close(scope, Exit.void))
+      return fiber.pollUnsafe() === undefined ? Effect.asVoid(Effect.forkDetach(end)) : end
+    }
+  )
+
   const listen = Effect.gen(function*() {
-    const messages = yield* redis.subscribe(channel)
+    const { fiber } = yield* subscription
+    const messages = yield* inTime("listen", Fiber.join(fiber))
     const queue = yield* Queue.unbounded<{ readonly payload: string }, BackendError>()
     yield* Queue.take(messages).pipe(
       Effect.map(({ message }) => Queue.offerUnsafe(queue, { payload: message })),

@@ -1,6 +1,6 @@
 import * as NodeRedis from "@effect/platform-node/NodeRedis"
 import { assert, describe, it } from "@effect/vitest"
-import { Context, Deferred, Duration, Effect, Fiber, Layer, Option, Schedule } from "effect"
+import { Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Option, Schedule, Scope } from "effect"
 import * as EffectRedis from "effect/persistence/Redis"
 import { Backend, Lease, LeaseError, Worker } from "worklease"
 import * as Redis from "worklease/layers/Redis"
@@ -566,6 +566,42 @@ describe.runIf(isTested)("Redis", () => {
             onSuccess: () => true
           })
         )
+      }),
+    30_000
+  )
+
+  it.live(
+    "a server that does not answer any more: nothing hangs, also not the end of the layer",
+    () =>
+      Effect.gen(function*() {
+        const server = yield* RedisServer.start()
+        const client = yield* Layer.build(clientOf(server.url))
+        yield* Effect.addFinalizer(() => server.signal("SIGCONT"))
+        const scope = yield* Scope.make()
+        const context = yield* Layer.build(
+          Lease.layerWith({ holderId: "a", ttl: "2 seconds" }).pipe(
+            Layer.provideMerge(Redis.layer),
+            Layer.provide(Layer.succeedContext(client))
+          )
+        ).pipe(Scope.provide(scope))
+        yield* Effect.provide(Lease.acquire("held"), context)
+        const started = yield* Deferred.make<void>()
+        const running = yield* Worker.run("job", () => Effect.andThen(Deferred.succeed(started, void 0), Effect.never))
+          .pipe(Effect.provide(context), Effect.flip, Effect.forkScoped)
+        yield* Deferred.await(started)
+        yield* server.signal("SIGSTOP")
+        // It begins to subscribe, and is not answered.
+        yield* Effect.flatMap(Option.getOrThrow(Context.get(context, Backend.Backend).wakeups)("held"), (_) => _).pipe(
+          Effect.scoped,
+          Effect.forkScoped
+        )
+        const lost = yield* Fiber.join(running).pipe(Effect.timeout("5 seconds"))
+        assert.strictEqual(lost._tag, "LeaseLost")
+        const refused = yield* Effect.flip(Effect.provide(Lease.acquire("other"), context)).pipe(
+          Effect.timeout("5 seconds")
+        )
+        assert.strictEqual(says(refused as LeaseError.BackendError), "unknown TimedOut")
+        yield* Scope.close(scope, Exit.void).pipe(Effect.timeout("5 seconds"))
       }),
     30_000
   )
