@@ -536,39 +536,45 @@ describe.runIf(isTested)("Redis", () => {
     30_000
   )
 
-  it.live(
-    "kill -9 without a restart: the holder loses its lease in its time, and an acquire fails in its",
-    () =>
-      Effect.gen(function*() {
-        const { server } = yield* own()
-        const context = yield* Layer.build(
-          Lease.layerWith({ holderId: "a", ttl: "2 seconds" }).pipe(
-            Layer.provideMerge(Redis.layer),
-            Layer.provide(clientOf(server.url))
+  for (const disableOfflineQueue of [true, false]) {
+    const how = disableOfflineQueue ? "" : ", although the client queues"
+    it.live(
+      `kill -9 without a restart${how}: the holder loses its lease in its time, and an acquire fails in its`,
+      () =>
+        Effect.gen(function*() {
+          const { server } = yield* own()
+          const context = yield* Layer.build(
+            Lease.layerWith({ holderId: "a", ttl: "2 seconds" }).pipe(
+              Layer.provideMerge(Redis.layer),
+              Layer.provide(clientOf(server.url, disableOfflineQueue))
+            )
           )
-        )
-        const started = yield* Deferred.make<void>()
-        const running = yield* Worker.run("job", () => Effect.andThen(Deferred.succeed(started, void 0), Effect.never))
-          .pipe(Effect.provide(context), Effect.flip, Effect.forkScoped)
-        yield* Deferred.await(started)
-        yield* server.kill
-        const error = yield* Fiber.join(running).pipe(Effect.timeout("4 seconds"))
-        assert.strictEqual(error._tag, "LeaseLost")
-        const refused = yield* Effect.flip(Effect.provide(Lease.acquire("other"), context)).pipe(
-          Effect.timeout("4 seconds")
-        )
-        assert.strictEqual(refused._tag, "BackendError")
-        yield* server.restart
-        yield* eventually(
-          "it works again, without a restart of the process",
-          Effect.match(Effect.provide(Lease.acquire("other"), context), {
-            onFailure: () => false,
-            onSuccess: () => true
-          })
-        )
-      }),
-    30_000
-  )
+          const started = yield* Deferred.make<void>()
+          const running = yield* Worker.run(
+            "job",
+            () => Effect.andThen(Deferred.succeed(started, void 0), Effect.never)
+          )
+            .pipe(Effect.provide(context), Effect.flip, Effect.forkScoped)
+          yield* Deferred.await(started)
+          yield* server.kill
+          const error = yield* Fiber.join(running).pipe(Effect.timeout("4 seconds"))
+          assert.strictEqual(error._tag, "LeaseLost")
+          const refused = yield* Effect.flip(Effect.provide(Lease.acquire("other"), context)).pipe(
+            Effect.timeout("4 seconds")
+          )
+          assert.strictEqual(refused._tag, "BackendError")
+          yield* server.restart
+          yield* eventually(
+            "it works again, without a restart of the process",
+            Effect.match(Effect.provide(Lease.acquire("other"), context), {
+              onFailure: () => false,
+              onSuccess: () => true
+            })
+          )
+        }),
+      30_000
+    )
+  }
 
   it.live(
     "a server that does not answer any more: nothing hangs, also not the end of the layer",

@@ -13,8 +13,8 @@ import * as RedisServer from "../../support/RedisServer.ts"
 export const isTested: boolean = RedisServer.isAvailable || (process.env.CI ?? "") !== ""
 
 /** Lost connections are part of the tests, and the driver would log each. */
-export const clientOf = (url: string) =>
-  NodeRedis.layer({ url, disableOfflineQueue: true }).pipe(Layer.provide(Logger.layer([])))
+export const clientOf = (url: string, disableOfflineQueue = true) =>
+  NodeRedis.layer({ url, disableOfflineQueue }).pipe(Layer.provide(Logger.layer([])))
 
 /** A client of a server that ends with it. */
 export const freshServer = Layer.unwrap(Effect.map(RedisServer.url, clientOf))
