@@ -37,7 +37,7 @@ import { Deadlines, makeRun } from "./deadlines.ts"
 import * as Gather from "./gather.ts"
 import { Keeper, type Renew } from "./keeper.ts"
 import * as Lines from "./line.ts"
-import { type Options as ResendOptions, resend, resendThen } from "./resend.ts"
+import { type Options as ResendOptions, resend, resendThen, type Settled, startingWith } from "./resend.ts"
 import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
 import { makeToken, Term, termOf } from "./term.ts"
 import * as Window from "./window.ts"
@@ -48,6 +48,8 @@ export const TypeId = "~worklease/Lease"
 type AcquireError = InvalidWorkId | Quarantined | BackendError | LeaseHeld | WindowExhausted
 
 type TakeError = InvalidWorkId | Quarantined | BackendError | LeaseHeld | CheckpointDecodeError | LeaseLost
+
+type ExtendReply = Settled<Backend.ExtendReply>
 
 /** A lease under supervision: renewed, and watched. */
 interface Supervised {
@@ -230,16 +232,12 @@ export const make = Effect.fnUntraced(function*(
         if (entry === undefined) return Effect.void
         const isWithdrawn = entry.withdraw()
         if (isWithdrawn && offers === 1) return Effect.void
-        let pending = isWithdrawn ? undefined : entry.reply
-        return resend(
-          "acquire",
-          Effect.suspend(() => {
-            const reply = pending ?? send
-            pending = undefined
-            return reply
-          }),
-          { workId, persistent: offers > 1, remaining: budget(policy), unknown: offers > 1 }
-        ).pipe(
+        return resend("acquire", isWithdrawn ? send : startingWith(entry.reply, send), {
+          workId,
+          persistent: offers > 1,
+          remaining: budget(policy),
+          unknown: offers > 1
+        }).pipe(
           Effect.flatMap((reply) =>
             reply._tag === "Acquired"
               ? giveBack({ workId, holderId, fencingToken: reply.fencingToken, policy })
@@ -426,7 +424,7 @@ export const make = Effect.fnUntraced(function*(
     { resending, sending, term }: Extending,
     state: unknown,
     then: {
-      readonly onSuccess: (reply: Exclude<Backend.ExtendReply, { readonly _tag: "Busy" }>) => Effect.Effect<A, E>
+      readonly onSuccess: (reply: ExtendReply) => Effect.Effect<A, E>
       readonly onFailure: (error: BackendError) => Effect.Effect<A2, E2>
     }
   ) => {
@@ -483,14 +481,8 @@ export const make = Effect.fnUntraced(function*(
   /** What mostly succeeds at once has no fiber of its own. */
   const renewal = ({ resending, sending, term }: Extending): Renew => {
     const request = renewRequest(term)
-    const goOn = (first: Exit.Exit<Backend.ExtendReply, BackendError>) => {
-      let known: typeof first | undefined = first
-      const send = Effect.suspend(() => {
-        const answer = known ?? renewals.send(request, sending)
-        known = undefined
-        return answer
-      })
-      return Effect.matchCauseEffect(resend("renew", send, resending), {
+    const goOn = (first: Exit.Exit<Backend.ExtendReply, BackendError>) =>
+      Effect.matchCauseEffect(resend("renew", startingWith(first, renewals.send(request, sending)), resending), {
         onSuccess: (reply) => {
           if (reply._tag !== "Done") term.lose(term.refusal(reply))
           return Effect.void
@@ -501,7 +493,6 @@ export const make = Effect.fnUntraced(function*(
             Effect.sleep(Duration.min(term.policy.renewEvery, Duration.seconds(1)))
           ).pipe(Effect.annotateLogs({ module: "worklease/Lease", fiber: "renewal" }))
       })
-    }
     return (onEnd) => {
       let fiber: Fiber.Fiber<void> | undefined
       const cancel = renewals.call(request, sending, (answer) => {
@@ -577,7 +568,7 @@ export const make = Effect.fnUntraced(function*(
 
     const checkpointed = {
       onFailure: (error: BackendError) => term.loseIfExhausted() ? noReturn(term) : Effect.fail(error),
-      onSuccess: (reply: Exclude<Backend.ExtendReply, { readonly _tag: "Busy" }>) => {
+      onSuccess: (reply: ExtendReply) => {
         if (reply._tag !== "Done") term.lose(term.refusal(reply))
         if (term.loss !== undefined) return noReturn(term)
         return mayYield() ? endHere(term, Option.none()) : Effect.void
@@ -778,7 +769,7 @@ export const make = Effect.fnUntraced(function*(
     checkpoint: (token, state) =>
       Effect.suspend(() => {
         const term = termOf(token)
-        const onSuccess = (reply: Exclude<Backend.ExtendReply, { readonly _tag: "Busy" }>) => settleSingle(term, reply)
+        const onSuccess = (reply: ExtendReply) => settleSingle(term, reply)
         return inTransaction((transaction) =>
           Option.isSome(transaction)
             ? Effect.flatMap(checkpointJoined(transaction.value, term, state, () => {}), onSuccess)
