@@ -362,7 +362,8 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
           return Effect.void
         },
         onFailure: (cause) => {
-          if (batch.length > 1 && isRefusedWhole(cause)) {
+          const isDivisible = cause.reasons.some((_) => Cause.isFailReason(_) && mayBeOneItem(_.error))
+          if (batch.length > 1 && isDivisible) {
             return Effect.forEach(
               batch.filter((entry) => entry.options.isWanted?.(Window.now(clock)) !== false),
               (entry) => sendBatch([entry]),
@@ -393,11 +394,9 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   return { call, send, offer, together }
 }
 
-/** The whole batch was refused for a reason that may lie with one item: each is then sent by itself. */
-const isRefusedWhole = (cause: Cause.Cause<BackendError>): boolean =>
-  cause.reasons.some((reason) =>
-    Cause.isFailReason(reason) && reason.error.outcome === "rejected" && reason.error.reason._tag === "Other"
-  )
+/** Whether a batch was refused as a whole for a reason that may lie with one item: each is then sent by itself. */
+export const mayBeOneItem = (error: BackendError): boolean =>
+  error.outcome === "rejected" && error.reason._tag === "Other"
 
 const forItem = (error: BackendError, workId: string): BackendError =>
   new BackendError({ operation: error.operation, workId, outcome: error.outcome, reason: error.reason })

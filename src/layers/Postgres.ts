@@ -48,6 +48,7 @@ import * as SqlClient from "effect/sql/SqlClient"
 import * as SqlError from "effect/sql/SqlError"
 import * as Backend from "../Backend.ts"
 import { Fence } from "../Fence.ts"
+import { mayBeOneItem } from "../internal/gather.ts"
 import { resend } from "../internal/resend.ts"
 import * as Wakeups from "../internal/wakeups.ts"
 import * as Window from "../internal/window.ts"
@@ -993,7 +994,7 @@ const makeStorage = (
       const failures = new Map<string, BackendError>()
       const decideOrFail = (rest: ReadonlyArray<Request>): Effect.Effect<ReadonlyArray<Row>> =>
         Effect.catch(decide(rest), (error) => {
-          if (rest.length > 1 && error.outcome === "rejected" && error.reason._tag === "Other") {
+          if (rest.length > 1 && mayBeOneItem(error)) {
             return Effect.map(Effect.forEach(rest, (request) => decideOrFail([request])), (rows) => rows.flat())
           }
           for (const { workId } of rest) failures.set(workId, error)
