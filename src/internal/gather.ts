@@ -15,7 +15,7 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
 import type { Batch } from "../Backend.ts"
-import { BackendError, Other, TimedOut } from "../LeaseError.ts"
+import { BackendError, type BackendErrorReason, Other, TimedOut } from "../LeaseError.ts"
 import type { Deadline, Deadlines, Run } from "./deadlines.ts"
 import type { Turn } from "./turn.ts"
 import * as Window from "./window.ts"
@@ -113,11 +113,10 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   /** The earliest moment at which anything may be late. One for all: hardly anything ever is. */
   let lateness: Deadline | undefined
 
-  const failed = (
-    workId: string,
-    outcome: "rejected" | "unknown",
-    reason: BackendError["reason"]
-  ): BackendError => new BackendError({ operation, workId, outcome, reason })
+  const failed = (workId: string, outcome: BackendError["outcome"], reason: BackendErrorReason): BackendError =>
+    new BackendError({ operation, workId, outcome, reason })
+
+  const unanswered = (workId: string) => failed(workId, "unknown", new TimedOut({}))
 
   const settle = (entry: Pending<Request, Reply>, answer: Exit.Exit<Reply, BackendError>) => {
     if (entry.answer !== undefined) return
@@ -134,10 +133,9 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   }
 
   /** Whatever has happened to their statement, nobody is left waiting. */
-  const settleRest = (batch: ReadonlyArray<Pending<Request, Reply>>) => {
+  const settleRest = (batch: ReadonlyArray<Pending<Request, Reply>>, failure: (workId: string) => BackendError) => {
     for (const entry of batch) {
-      if (entry.answer !== undefined) continue
-      settle(entry, Exit.fail(failed(entry.request.workId, "unknown", new TimedOut({}))))
+      if (entry.answer === undefined) settle(entry, Exit.fail(failure(entry.request.workId)))
     }
   }
 
@@ -298,7 +296,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       // A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever.
       free: () => {
         unsubscribe()
-        settleRest(batch)
+        settleRest(batch, unanswered)
         land(flight)
         statement.interruptUnsafe()
       }
@@ -307,15 +305,12 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     const statement = run(sendBatch(batch))
     if (statement.pollUnsafe() !== undefined) {
       // In a layer that was closed it has not even begun.
-      for (const entry of batch) {
-        if (entry.answer !== undefined) continue
-        const closed = new Other({ why: "the layer of Leases was closed. Close it after the work that uses it" })
-        settle(entry, Exit.fail(failed(entry.request.workId, "rejected", closed)))
-      }
+      const why = "the layer of Leases was closed. Close it after the work that uses it"
+      settleRest(batch, (workId) => failed(workId, "rejected", new Other({ why })))
       return land(flight)
     }
     const unsubscribe = statement.addObserver(() => {
-      settleRest(batch)
+      settleRest(batch, unanswered)
       land(flight)
     })
   }
@@ -388,7 +383,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       if (Cause.isFailReason(reason)) return forItem(reason.error, workId)
       if (Cause.isDieReason(reason)) return failed(workId, "unknown", new Other({ cause: reason.defect }))
     }
-    return failed(workId, "unknown", new TimedOut({}))
+    return unanswered(workId)
   }
 
   return { call, send, offer, together }
