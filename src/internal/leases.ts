@@ -476,7 +476,7 @@ export const make = Effect.fnUntraced(function*(
   // supervision
   // ---------------------------------------------------------------------------
 
-  const keeper = new Keeper({ clock, deadlines })
+  const keeper = new Keeper(clock, deadlines)
 
   /** What mostly succeeds at once has no fiber of its own. */
   const renewal = ({ resending, sending, term }: Extending): Renew => {
