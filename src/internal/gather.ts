@@ -179,9 +179,9 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     if (lateness !== undefined) deadlines.cancel(lateness)
     lateness = deadlines.setAt(dueAt, () => {
       lateness = undefined
-      const { isDue } = deadlines.reading()
+      const dueUntil = deadlines.dueUntil()
       const isLate = ({ dueAt }: { readonly dueAt: number }) => {
-        if (isDue(dueAt)) return true
+        if (dueAt <= dueUntil) return true
         expectBy(dueAt)
         return false
       }
