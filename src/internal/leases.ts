@@ -101,22 +101,19 @@ export const make = Effect.fnUntraced(function*(
   yield* Effect.addFinalizer(() =>
     Effect.forEach([...live], (supervised) => endBeforeClosing(supervised), { concurrency: "unbounded", discard: true })
   )
-  const acquires = Gather.make({ operation: "acquire", send: backend.acquire, run, clock, deadlines })
-  const renewals = Gather.make({ operation: "renew", send: backend.renew, run, clock, deadlines })
+  const means = { run, clock, deadlines }
+  const acquires = Gather.make({ ...means, operation: "acquire", send: backend.acquire })
+  const renewals = Gather.make({ ...means, operation: "renew", send: backend.renew })
   const checkpoints = Gather.make({
+    ...means,
     operation: "checkpoint",
     send: backend.checkpoint,
-    run,
-    clock,
-    deadlines,
     sizeOf: ({ state }) => state.bytes.byteLength
   })
   const releases = Gather.make({
+    ...means,
     operation: "release",
     send: backend.release,
-    run,
-    clock,
-    deadlines,
     sizeOf: ({ state }) => Option.match(state, { onNone: () => 0, onSome: ({ state }) => state.bytes.byteLength })
   })
 
@@ -143,11 +140,9 @@ export const make = Effect.fnUntraced(function*(
   ) =>
     Effect.suspend(() => {
       const alone = Gather.make<{ readonly workId: string }, Reply>({
+        ...means,
         operation,
-        send: () => Effect.map(send, (reply): NonEmptyReadonlyArray<Reply> => [reply]),
-        run,
-        clock,
-        deadlines
+        send: () => Effect.map(send, (reply): NonEmptyReadonlyArray<Reply> => [reply])
       })
       return Effect.andThen(
         refuseInsideExclusive(operation, workId),
