@@ -542,11 +542,11 @@ export const make = Effect.fnUntraced(function*(
     const { term } = extending
     const mayYield = () => yieldAt === "checkpoint" && Deferred.isDoneUnsafe(term.yieldRequested)
 
-    const settleReply = (reply: Backend.TermReply) =>
-      Effect.suspend(() => {
-        if (reply._tag === "Fenced" || reply._tag === "Expired") term.lose(term.refusal(reply))
-        return term.loss ? noReturn(term) : Effect.void
-      })
+    /** What follows a reply if the lease is lost, by this reply or before. */
+    const lossAfter = (reply: ExtendReply): Effect.Effect<never> | undefined => {
+      if (reply._tag !== "Done") term.lose(term.refusal(reply))
+      return term.loss && noReturn(term)
+    }
 
     /** Lets an operation begin: one of a lost lease does not return, and one after the work's end is a mistake. */
     const whileHeld = <A, E>(operation: () => Effect.Effect<A, E>): Effect.Effect<A, E> =>
@@ -563,11 +563,7 @@ export const make = Effect.fnUntraced(function*(
 
     const checkpointed = {
       onFailure: (error: BackendError) => term.loseIfExhausted() ? noReturn(term) : Effect.fail(error),
-      onSuccess: (reply: ExtendReply) => {
-        if (reply._tag !== "Done") term.lose(term.refusal(reply))
-        if (term.loss !== undefined) return noReturn(term)
-        return mayYield() ? endHere(term, Option.none()) : Effect.void
-      }
+      onSuccess: (reply: ExtendReply) => lossAfter(reply) ?? (mayYield() ? endHere(term, Option.none()) : Effect.void)
     }
 
     const lease: Lease<any> = {
@@ -590,7 +586,10 @@ export const make = Effect.fnUntraced(function*(
               const onCommit = () => {
                 if (mayYield()) term.handOff(Option.none())
               }
-              return Effect.flatMap(checkpointJoined(transaction.value, term, state, onCommit), settleReply)
+              return Effect.flatMap(
+                checkpointJoined(transaction.value, term, state, onCommit),
+                (reply) => lossAfter(reply) ?? Effect.void
+              )
             }
             if (mayYield()) {
               return Effect.flatMap(term.codec.encode(state), (stored) => endHere(term, Option.some(stored)))
