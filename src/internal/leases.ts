@@ -154,19 +154,18 @@ export const make = Effect.fnUntraced(function*(
       )
     })
 
-  const openTransaction: Effect.Effect<Option.Option<Backend.Transaction>> = Option.match(backend.transaction, {
-    onNone: () => Effect.succeedNone,
-    onSome: (transaction) => Effect.map(transaction.isOpen, (open) => open ? Option.some(transaction) : Option.none())
-  })
-
+  /** Goes on with the transaction of the store that the caller has open, if there is one. */
   const inTransaction = <A, E>(
     f: (transaction: Option.Option<Backend.Transaction>) => Effect.Effect<A, E>
   ): Effect.Effect<A, E> =>
-    Option.isNone(backend.transaction) ? f(backend.transaction) : Effect.flatMap(openTransaction, f)
+    Option.isNone(backend.transaction) ? f(backend.transaction) : Effect.flatMap(
+      backend.transaction.value.isOpen,
+      (isOpen) => f(isOpen ? backend.transaction : Option.none())
+    )
 
   /** Operations that never join a transaction would wait for the one they are called in, where it is exclusive. */
   const refuseInsideExclusive = (operation: string, workId: string): Effect.Effect<void, BackendError> =>
-    Effect.flatMap(openTransaction, (transaction) =>
+    inTransaction((transaction) =>
       Option.isSome(transaction) && transaction.value.exclusive
         ? Effect.fail(
           new BackendError({
@@ -179,7 +178,8 @@ export const make = Effect.fnUntraced(function*(
             })
           })
         )
-        : Effect.void)
+        : Effect.void
+    )
 
   // ---------------------------------------------------------------------------
   // acquiring
@@ -603,8 +603,7 @@ export const make = Effect.fnUntraced(function*(
             term.leaving = { exit, state }
           })
           // What is rolled back was not achieved.
-          return Effect.flatMap(
-            openTransaction,
+          return inTransaction(
             Option.match({ onNone: () => leave, onSome: (transaction) => transaction.afterCommit(leave) })
           )
         }),
@@ -613,14 +612,15 @@ export const make = Effect.fnUntraced(function*(
           Effect.flatMap(
             encodeFinal(term.codec, state),
             (state) =>
-              Effect.flatMap(openTransaction, (transaction): Effect.Effect<never> =>
+              inTransaction((transaction): Effect.Effect<never> =>
                 Option.isSome(transaction)
                   ? Effect.die(
                     new Error(
                       "handOff inside a transaction would roll it back. Checkpoint inside it, and hand off after it"
                     )
                   )
-                  : endHere(term, state))
+                  : endHere(term, state)
+              )
           )
         )
     }
