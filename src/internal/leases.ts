@@ -374,7 +374,7 @@ export const make = Effect.fnUntraced(function*(
         if (reply._tag === "Done") extended(term, since, reply.yieldRequest, request)
       },
       onFailure: (error, request) => {
-        if ("sequence" in request) term.isLatest(request.sequence)
+        if ("sequence" in request) term.mayHaveStored(request.sequence)
         term.lastFailure = error
       }
     },
@@ -392,7 +392,7 @@ export const make = Effect.fnUntraced(function*(
     request: Backend.RenewRequest | Backend.CheckpointRequest
   ) => {
     // A checkpoint that arrives after a later one is done, too, and has extended nothing.
-    if (!("sequence" in request) || term.isLatest(request.sequence)) term.confirm(sentAt)
+    if (!("sequence" in request) || term.mayHaveStored(request.sequence)) term.confirm(sentAt)
     if (Option.isNone(yieldRequest)) return
     term.requestYield(yieldRequest.value)
     keeper.look(term)
