@@ -72,8 +72,12 @@ const expiryJitter = 25
 const contendedTries = 3
 const contendedWithin = 20
 
-/** No other attempt on the same work ID has the same one. A shorter one makes for shorter rows. */
-const newAttempt = (): string => Base64Url.encode(SecureRandom.randomBytesUnsafe(12))
+interface Acquiring {
+  readonly workId: string
+  readonly policy: Renewal.Policy
+  readonly codec: Codec
+  readonly restore: Restore
+}
 
 export const make = Effect.fnUntraced(function*(
   options: LayerOptions
@@ -91,6 +95,10 @@ export const make = Effect.fnUntraced(function*(
       why: "it must be 1 to 512 UTF-8 bytes, without NUL and lone surrogates"
     })
   }
+
+  // No other attempt is called the same. Short ones make for short rows, and to count is faster than random bytes.
+  const attemptPrefix = `${Base64Url.encode(SecureRandom.randomBytesUnsafe(12))}.`
+  let attempts = 0
 
   const backend = yield* Backend.Backend
   const clock = yield* Clock.Clock
@@ -211,10 +219,10 @@ export const make = Effect.fnUntraced(function*(
    * another, because the window counts from its first sending.
    *
    * Interrupted, it finds out whether the lease was taken after all, and gives it back. */
-  const attempt = (workId: string, policy: Renewal.Policy, restore: Restore) =>
+  const attempt = ({ policy, restore, workId }: Acquiring) =>
     Effect.suspend(() => {
       const first = Window.now(clock)
-      const request = { workId, holderId, attempt: newAttempt(), ttl: policy.ttl }
+      const request = { workId, holderId, attempt: `${attemptPrefix}${(attempts++).toString(36)}`, ttl: policy.ttl }
       let entry: Gather.Entry<Backend.AcquireReply> | undefined
       let offers = 0
       const send = Effect.suspend(() => {
@@ -256,16 +264,76 @@ export const make = Effect.fnUntraced(function*(
       )
     })
 
-  const acquireTerm = (
-    workId: string,
-    policy: Renewal.Policy,
-    wait: boolean,
-    codec: Codec,
-    restore: Restore
-  ): Effect.Effect<{ readonly term: Term; readonly acquired: Backend.Acquired }, AcquireError> =>
+  /** What an answer comes to that is no refusal. */
+  const begun = (
+    { codec, policy, workId }: Acquiring,
+    { first, reply }: Effect.Success<ReturnType<typeof attempt>>
+  ): Effect.Effect<{ readonly term: Term; readonly acquired: Backend.Acquired }, AcquireError> => {
+    switch (reply._tag) {
+      case "Acquired": {
+        const term = new Term({
+          workId,
+          holderId,
+          fencingToken: reply.fencingToken,
+          policy,
+          codec,
+          clock,
+          confirmedAt: first
+        })
+        return term.remaining > 0
+          ? Effect.succeed({ term, acquired: reply })
+          : Effect.andThen(giveBack(term), Effect.fail(new WindowExhausted(term)))
+      }
+      case "AttemptEnded":
+        // The answer came after the end of the term that this attempt had: too late to rely on it.
+        return Effect.fail(new WindowExhausted({ workId }))
+      case "Quarantined":
+        return Effect.fail(new Quarantined({ workId, why: reply.why }))
+      default:
+        return Effect.fail(
+          new BackendError({
+            operation: "acquire",
+            workId,
+            outcome: "unknown",
+            reason: new Other({ why: `the backend gave an answer that is none: ${JSON.stringify(reply)}` })
+          })
+        )
+    }
+  }
+
+  /** Takes the lease, or says who has it. A row that is just changing is asked for again. */
+  const takeTerm = (
+    acquiring: Acquiring,
+    since = Window.now(clock),
+    tries = 0
+  ): ReturnType<typeof begun> =>
+    Effect.flatMap(attempt(acquiring), (answer) => {
+      const { restore, workId } = acquiring
+      const { reply } = answer
+      if (reply._tag === "Held") {
+        return Effect.fail(
+          new LeaseHeld({
+            workId,
+            holderId: reply.holderId,
+            retryAfter: Duration.millis(Math.ceil(Duration.toMillis(reply.remaining)))
+          })
+        )
+      }
+      if (reply._tag !== "Contended") return begun(acquiring, answer)
+      if (tries === contendedTries || Window.elapsedMillis(clock, since) > contendedWithin) {
+        return Effect.fail(new LeaseHeld({ workId, retryAfter: Duration.millis(contendedWithin) }))
+      }
+      return Random.nextBetween(1, contendedWithin / (contendedTries + 1)).pipe(
+        Effect.flatMap((jitter) => restore(Effect.sleep(jitter))),
+        Effect.andThen(Effect.suspend(() => takeTerm(acquiring, since, tries + 1)))
+      )
+    })
+
+  /** Takes the lease when it is free, in line with those who wait for it in this process. */
+  const waitForTerm = (acquiring: Acquiring): ReturnType<typeof begun> =>
     Effect.scopedWith(Effect.fnUntraced(function*(scope) {
+      const { policy, restore, workId } = acquiring
       let line: Lines.Line | undefined
-      const askedSince = Window.now(clock)
       let contended = 0
 
       const standInLine = Effect.fnUntraced(function*(heldFor?: number) {
@@ -276,74 +344,32 @@ export const make = Effect.fnUntraced(function*(
       })
 
       /** Waits until the lease may be free, or until a hint arrives. */
-      const pause = (millis: number, wakeup: Effect.Effect<void>) =>
+      const pause = (millis: number, { wakeup }: Lines.Line) =>
         restore(Effect.raceFirst(Effect.sleep(Math.min(millis, Duration.toMillis(pollInterval))), wakeup))
 
-      const waitForExpiry = Effect.fnUntraced(function*({ expectHeld, untilExpiry, wakeup }: Lines.Line) {
-        yield* pause(untilExpiry() + (yield* Random.nextBetween(0, expiryJitter)), wakeup)
+      const waitForExpiry = Effect.fnUntraced(function*(line: Lines.Line) {
+        yield* pause(line.untilExpiry() + (yield* Random.nextBetween(0, expiryJitter)), line)
         // Nothing is known until the answer. Should there be none, the next one in line asks at once.
-        expectHeld(0)
+        line.expectHeld(0)
       })
 
-      if (wait && lines.isOpen(workId)) yield* waitForExpiry(yield* standInLine())
+      if (lines.isOpen(workId)) yield* waitForExpiry(yield* standInLine())
       while (true) {
-        const { first, reply } = yield* attempt(workId, policy, restore)
-        switch (reply._tag) {
-          case "Acquired": {
-            const term = new Term({
-              workId,
-              holderId,
-              fencingToken: reply.fencingToken,
-              policy,
-              codec,
-              clock,
-              confirmedAt: first
-            })
-            line?.expectHeld(Duration.toMillis(policy.ttl))
-            if (term.remaining > 0) return { term, acquired: reply }
-            yield* giveBack(term)
-            return yield* new WindowExhausted(term)
-          }
-          case "AttemptEnded":
-            // The answer came after the end of the term that this attempt had: too late to rely on it.
-            return yield* new WindowExhausted({ workId })
-          case "Quarantined":
-            return yield* new Quarantined({ workId, why: reply.why })
-          case "Held": {
-            if (!wait) {
-              return yield* new LeaseHeld({
-                workId,
-                holderId: reply.holderId,
-                retryAfter: Duration.millis(Math.ceil(Duration.toMillis(reply.remaining)))
-              })
-            }
-            contended = 0
-            const remaining = Duration.toMillis(reply.remaining)
-            line?.expectHeld(remaining)
-            yield* waitForExpiry(line ?? (yield* standInLine(remaining)))
-            continue
-          }
-          case "Contended": {
-            contended++
-            const jitter = yield* Random.nextBetween(1, contendedWithin / (contendedTries + 1))
-            if (wait) {
-              // A row that stays so is pinned by a fenced transaction, which may last.
-              yield* pause(jitter * 2 ** Math.min(contended, 10), (line ?? (yield* standInLine())).wakeup)
-              continue
-            }
-            if (contended > contendedTries || Window.elapsedMillis(clock, askedSince) > contendedWithin) {
-              return yield* new LeaseHeld({ workId, retryAfter: Duration.millis(contendedWithin) })
-            }
-            yield* pause(jitter, Effect.never)
-            continue
-          }
-          default:
-            return yield* new BackendError({
-              operation: "acquire",
-              workId,
-              outcome: "unknown",
-              reason: new Other({ why: `the backend gave an answer that is none: ${JSON.stringify(reply)}` })
-            })
+        const answer = yield* attempt(acquiring)
+        const { reply } = answer
+        if (reply._tag === "Held") {
+          contended = 0
+          const remaining = Duration.toMillis(reply.remaining)
+          line?.expectHeld(remaining)
+          yield* waitForExpiry(line ?? (yield* standInLine(remaining)))
+        } else if (reply._tag === "Contended") {
+          contended++
+          const jitter = yield* Random.nextBetween(1, contendedWithin / (contendedTries + 1))
+          // A row that stays so is pinned by a fenced transaction, which may last.
+          yield* pause(jitter * 2 ** Math.min(contended, 10), line ?? (yield* standInLine()))
+        } else {
+          if (reply._tag === "Acquired") line?.expectHeld(Duration.toMillis(policy.ttl))
+          return yield* begun(acquiring, answer)
         }
       }
     }))
@@ -355,7 +381,8 @@ export const make = Effect.fnUntraced(function*(
       yield* refuseInsideExclusive("acquire", workId)
       const codec = codecOf(work, yield* Effect.context())
       const policy = options?.policy ?? defaultPolicy
-      return yield* acquireTerm(workId, policy, options?.wait === true, codec, restore)
+      const acquiring: Acquiring = { workId, policy, codec, restore }
+      return yield* (options?.wait === true ? waitForTerm(acquiring) : takeTerm(acquiring))
     })
 
   // ---------------------------------------------------------------------------
@@ -739,14 +766,16 @@ export const make = Effect.fnUntraced(function*(
   // ---------------------------------------------------------------------------
 
   const acquire = (work: Work.Input, options?: AcquireOptions) =>
-    Effect.uninterruptibleMask(Effect.fnUntraced(function*(restore) {
-      const { acquired, term } = yield* begin(work, options, restore)
-      const prior = yield* restore(decodePrior(term.codec, acquired.prior)).pipe(
-        Effect.tap(() => term.remaining > 0 ? Effect.void : Effect.fail(new WindowExhausted(term))),
-        Effect.onError(() => giveBack(term))
-      )
-      return { token: makeToken(term, acquired.expiresAt), prior }
-    }))
+    Effect.uninterruptibleMask((restore) =>
+      Effect.gen(function*() {
+        const { acquired, term } = yield* begin(work, options, restore)
+        const prior = yield* restore(decodePrior(term.codec, acquired.prior)).pipe(
+          Effect.tap(() => term.remaining > 0 ? Effect.void : Effect.fail(new WindowExhausted(term))),
+          Effect.onError(() => giveBack(term))
+        )
+        return { token: makeToken(term, acquired.expiresAt), prior }
+      })
+    )
 
   /** Whether the reply takes effect, as the flat errors of the single operations. */
   const settleSingle = (
