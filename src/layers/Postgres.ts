@@ -424,10 +424,7 @@ const isFree = "(l.exit IS NOT NULL OR l.expires_at <= clock_timestamp())"
  */
 const acquiredAt = "statement_timestamp()"
 
-/**
- * Locks only rows that are free by the statement's snapshot, so that a refused
- * acquire writes nothing; whether one is free is then decided again.
- */
+/** Locks only rows that are free: a refused acquire writes nothing. What it has locked is as it was seen, so still free. */
 const take: LockedUpdate = {
   items: acquireItems,
   lock: "UPDATE",
@@ -449,7 +446,7 @@ const take: LockedUpdate = {
     yield_requested = false,
     yield_deadline = NULL,
     trace_context = NULL`,
-  where: () => `${isFree} AND l.fencing_token < ${maxToken}`,
+  where: () => `l.fencing_token < ${maxToken}`,
   returning: acquiredColumns
 }
 
