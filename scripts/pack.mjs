@@ -14,7 +14,7 @@ const consumer = join(pack, "consumer")
 const entries = () =>
   files("dist", ".js")
     .map((file) => file.slice(0, -".js".length))
-    .filter((name) => !name.startsWith("internal/") && !(name.endsWith("/index") && name !== "testing/index"))
+    .filter((name) => !/(^|\/)internal\//.test(name) && !(name.endsWith("/index") && name !== "testing/index"))
     .map((name) => name === "index" ? "." : "./" + name.replace(/\/index$/, ""))
 
 export const stage = () => {
@@ -72,7 +72,7 @@ export const consume = () => {
     join(consumer, "all.mjs"),
     `const modules = ${JSON.stringify(modules)}
 for (const name of modules) await import(name)
-for (const name of ["worklease/index", "worklease/internal/x", "worklease/testing/index"]) {
+for (const name of ["index", "internal/x", "testing/internal/x", "testing/index"].map((name) => "worklease/" + name)) {
   await import(name).then(
     () => { throw new Error(name + " can be imported") },
     (error) => { if (error.code !== "ERR_PACKAGE_PATH_NOT_EXPORTED") throw error }

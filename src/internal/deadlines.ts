@@ -13,7 +13,11 @@ import type * as Window from "./window.ts"
 /** Runs an effect in a fiber that the layer owns. */
 export type Run = (effect: Effect.Effect<void>) => Fiber.Fiber<void>
 
-/** Its fibers are interrupted when the scope closes, and nothing begins after that. */
+/**
+ * Its fibers are interrupted when the scope closes, and nothing begins after
+ * that. It is no `FiberSet`, which would enter also a fiber that is over at
+ * once, and observe it.
+ */
 export const makeRun = (context: Context.Context<never>, scope: Scope.Scope): Run => {
   const fork = Effect.runForkWith(context)
   return (effect) => scope.state._tag === "Closed" ? fork(Effect.interrupt) : Fiber.runIn(fork(effect), scope)
@@ -73,10 +77,9 @@ export class Deadlines {
     return this.timeOf({ monotonic: this.clock.monotonicTimeNanosUnsafe() })
   }
 
-  /** Whether moments have come by now, as far as a timer can tell. */
-  reading(): { readonly isDue: (at: number) => boolean } {
-    const now = this.now() + shortestSleep
-    return { isDue: (at) => at <= now }
+  /** The last moment that has come by now, as far as a timer can tell. */
+  dueUntil(): number {
+    return this.now() + shortestSleep
   }
 
   timeOf(instant: Pick<Window.Instant, "monotonic">): number {
@@ -101,12 +104,12 @@ export class Deadlines {
 
   private ring(): void {
     this.sleeping = undefined
-    const now = this.now() + shortestSleep
+    const dueUntil = this.dueUntil()
     // What they set in turn comes later, even if it is due already: whatever time stands still, this comes to an end.
     const due: Array<Deadline> = []
     let isGathering = false
     for (let next = this.heap[0]; next !== undefined; next = this.heap[0]) {
-      if (next.at > now && !(isGathering && next.at - next.slack <= now)) break
+      if (next.at > dueUntil && !(isGathering && next.at - next.slack <= dueUntil)) break
       isGathering ||= next.slack > 0
       this.remove(next)
       due.push(next)

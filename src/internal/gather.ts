@@ -15,7 +15,7 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
 import type { Batch } from "../Backend.ts"
-import { BackendError, Other, TimedOut } from "../LeaseError.ts"
+import { BackendError, type BackendErrorReason, Other, TimedOut } from "../LeaseError.ts"
 import type { Deadline, Deadlines, Run } from "./deadlines.ts"
 import type { Turn } from "./turn.ts"
 import * as Window from "./window.ts"
@@ -113,11 +113,10 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   /** The earliest moment at which anything may be late. One for all: hardly anything ever is. */
   let lateness: Deadline | undefined
 
-  const failed = (
-    workId: string,
-    outcome: "rejected" | "unknown",
-    reason: BackendError["reason"]
-  ): BackendError => new BackendError({ operation, workId, outcome, reason })
+  const failed = (workId: string, outcome: BackendError["outcome"], reason: BackendErrorReason): BackendError =>
+    new BackendError({ operation, workId, outcome, reason })
+
+  const unanswered = (workId: string) => failed(workId, "unknown", new TimedOut({}))
 
   const settle = (entry: Pending<Request, Reply>, answer: Exit.Exit<Reply, BackendError>) => {
     if (entry.answer !== undefined) return
@@ -134,10 +133,9 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   }
 
   /** Whatever has happened to their statement, nobody is left waiting. */
-  const settleRest = (batch: ReadonlyArray<Pending<Request, Reply>>) => {
+  const settleRest = (batch: ReadonlyArray<Pending<Request, Reply>>, failure: (workId: string) => BackendError) => {
     for (const entry of batch) {
-      if (entry.answer !== undefined) continue
-      settle(entry, Exit.fail(failed(entry.request.workId, "unknown", new TimedOut({}))))
+      if (entry.answer === undefined) settle(entry, Exit.fail(failure(entry.request.workId)))
     }
   }
 
@@ -181,9 +179,9 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     if (lateness !== undefined) deadlines.cancel(lateness)
     lateness = deadlines.setAt(dueAt, () => {
       lateness = undefined
-      const { isDue } = deadlines.reading()
+      const dueUntil = deadlines.dueUntil()
       const isLate = ({ dueAt }: { readonly dueAt: number }) => {
-        if (isDue(dueAt)) return true
+        if (dueAt <= dueUntil) return true
         expectBy(dueAt)
         return false
       }
@@ -298,7 +296,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       // A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever.
       free: () => {
         unsubscribe()
-        settleRest(batch)
+        settleRest(batch, unanswered)
         land(flight)
         statement.interruptUnsafe()
       }
@@ -307,15 +305,12 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     const statement = run(sendBatch(batch))
     if (statement.pollUnsafe() !== undefined) {
       // In a layer that was closed it has not even begun.
-      for (const entry of batch) {
-        if (entry.answer !== undefined) continue
-        const closed = new Other({ why: "the layer of Leases was closed. Close it after the work that uses it" })
-        settle(entry, Exit.fail(failed(entry.request.workId, "rejected", closed)))
-      }
+      const why = "the layer of Leases was closed. Close it after the work that uses it"
+      settleRest(batch, (workId) => failed(workId, "rejected", new Other({ why })))
       return land(flight)
     }
     const unsubscribe = statement.addObserver(() => {
-      settleRest(batch)
+      settleRest(batch, unanswered)
       land(flight)
     })
   }
@@ -362,7 +357,8 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
           return Effect.void
         },
         onFailure: (cause) => {
-          if (batch.length > 1 && isRefusedWhole(cause)) {
+          const isDivisible = cause.reasons.some((_) => Cause.isFailReason(_) && mayBeOneItem(_.error))
+          if (batch.length > 1 && isDivisible) {
             return Effect.forEach(
               batch.filter((entry) => entry.options.isWanted?.(Window.now(clock)) !== false),
               (entry) => sendBatch([entry]),
@@ -387,17 +383,15 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       if (Cause.isFailReason(reason)) return forItem(reason.error, workId)
       if (Cause.isDieReason(reason)) return failed(workId, "unknown", new Other({ cause: reason.defect }))
     }
-    return failed(workId, "unknown", new TimedOut({}))
+    return unanswered(workId)
   }
 
   return { call, send, offer, together }
 }
 
-/** The whole batch was refused for a reason that may lie with one item: each is then sent by itself. */
-const isRefusedWhole = (cause: Cause.Cause<BackendError>): boolean =>
-  cause.reasons.some((reason) =>
-    Cause.isFailReason(reason) && reason.error.outcome === "rejected" && reason.error.reason._tag === "Other"
-  )
+/** Whether a batch was refused as a whole for a reason that may lie with one item: each is then sent by itself. */
+export const mayBeOneItem = (error: BackendError): boolean =>
+  error.outcome === "rejected" && error.reason._tag === "Other"
 
 const forItem = (error: BackendError, workId: string): BackendError =>
   new BackendError({ operation: error.operation, workId, outcome: error.outcome, reason: error.reason })

@@ -35,23 +35,15 @@ export class Keeper {
   private readonly deadlines: Deadlines
   private readonly all = new Map<Term, Kept>()
   private watching: Deadline | undefined
-  private seen: Window.Instant
 
-  constructor(options: {
-    readonly clock: Clock.Clock
-    readonly deadlines: Deadlines
-  }) {
-    this.clock = options.clock
-    this.deadlines = options.deadlines
-    this.seen = Window.now(options.clock)
+  constructor(clock: Clock.Clock, deadlines: Deadlines) {
+    this.clock = clock
+    this.deadlines = deadlines
   }
 
   keep(term: Term, renew: Renew): void {
     this.all.set(term, { renew, deadline: undefined, stop: undefined })
-    if (this.watching === undefined) {
-      this.seen = Window.now(this.clock)
-      this.watch()
-    }
+    if (this.watching === undefined) this.watch(Window.now(this.clock))
     this.look(term)
   }
 
@@ -104,14 +96,12 @@ export class Keeper {
     if (!isOver) kept.stop = stop
   }
 
-  private watch(): void {
+  private watch(seen: Window.Instant): void {
     this.watching = this.deadlines.set(watchInterval, () => {
-      this.watch()
       const now = Window.now(this.clock)
-      const leap = now.wall - this.seen.wall - Number(now.monotonic - this.seen.monotonic) / 1_000_000
-      if (Math.abs(leap) <= insignificant) return
-      this.seen = now
-      if (leap > 0) { for (const term of this.all.keys()) this.look(term) }
+      const leap = now.wall - seen.wall - Number(now.monotonic - seen.monotonic) / 1_000_000
+      this.watch(Math.abs(leap) > insignificant ? now : seen)
+      if (leap > insignificant) { for (const term of this.all.keys()) this.look(term) }
     })
   }
 }

@@ -37,7 +37,7 @@ import { Deadlines, makeRun } from "./deadlines.ts"
 import * as Gather from "./gather.ts"
 import { Keeper, type Renew } from "./keeper.ts"
 import * as Lines from "./line.ts"
-import { type Options as ResendOptions, resend, resendThen } from "./resend.ts"
+import { type Options as ResendOptions, resend, resendThen, type Settled, startingWith } from "./resend.ts"
 import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
 import { makeToken, Term, termOf } from "./term.ts"
 import * as Window from "./window.ts"
@@ -48,6 +48,8 @@ export const TypeId = "~worklease/Lease"
 type AcquireError = InvalidWorkId | Quarantined | BackendError | LeaseHeld | WindowExhausted
 
 type TakeError = InvalidWorkId | Quarantined | BackendError | LeaseHeld | CheckpointDecodeError | LeaseLost
+
+type ExtendReply = Settled<Backend.ExtendReply>
 
 /** A lease under supervision: renewed, and watched. */
 interface Supervised {
@@ -70,8 +72,12 @@ const expiryJitter = 25
 const contendedTries = 3
 const contendedWithin = 20
 
-/** No other attempt on the same work ID has the same one. A shorter one makes for shorter rows. */
-const newAttempt = (): string => Base64Url.encode(SecureRandom.randomBytesUnsafe(12))
+interface Acquiring {
+  readonly workId: string
+  readonly policy: Renewal.Policy
+  readonly codec: Codec
+  readonly restore: Restore
+}
 
 export const make = Effect.fnUntraced(function*(
   options: LayerOptions
@@ -90,6 +96,10 @@ export const make = Effect.fnUntraced(function*(
     })
   }
 
+  // No other attempt is called the same. Short ones make for short rows, and to count is faster than random bytes.
+  const attemptPrefix = `${Base64Url.encode(SecureRandom.randomBytesUnsafe(12))}.`
+  let attempts = 0
+
   const backend = yield* Backend.Backend
   const clock = yield* Clock.Clock
   const run = makeRun(yield* Effect.context(), yield* Scope.fork(yield* Effect.scope, "parallel"))
@@ -99,22 +109,19 @@ export const make = Effect.fnUntraced(function*(
   yield* Effect.addFinalizer(() =>
     Effect.forEach([...live], (supervised) => endBeforeClosing(supervised), { concurrency: "unbounded", discard: true })
   )
-  const acquires = Gather.make({ operation: "acquire", send: backend.acquire, run, clock, deadlines })
-  const renewals = Gather.make({ operation: "renew", send: backend.renew, run, clock, deadlines })
+  const means = { run, clock, deadlines }
+  const acquires = Gather.make({ ...means, operation: "acquire", send: backend.acquire })
+  const renewals = Gather.make({ ...means, operation: "renew", send: backend.renew })
   const checkpoints = Gather.make({
+    ...means,
     operation: "checkpoint",
     send: backend.checkpoint,
-    run,
-    clock,
-    deadlines,
     sizeOf: ({ state }) => state.bytes.byteLength
   })
   const releases = Gather.make({
+    ...means,
     operation: "release",
     send: backend.release,
-    run,
-    clock,
-    deadlines,
     sizeOf: ({ state }) => Option.match(state, { onNone: () => 0, onSome: ({ state }) => state.bytes.byteLength })
   })
 
@@ -141,11 +148,9 @@ export const make = Effect.fnUntraced(function*(
   ) =>
     Effect.suspend(() => {
       const alone = Gather.make<{ readonly workId: string }, Reply>({
+        ...means,
         operation,
-        send: () => Effect.map(send, (reply): NonEmptyReadonlyArray<Reply> => [reply]),
-        run,
-        clock,
-        deadlines
+        send: () => Effect.map(send, (reply): NonEmptyReadonlyArray<Reply> => [reply])
       })
       return Effect.andThen(
         refuseInsideExclusive(operation, workId),
@@ -157,19 +162,18 @@ export const make = Effect.fnUntraced(function*(
       )
     })
 
-  const openTransaction: Effect.Effect<Option.Option<Backend.Transaction>> = Option.match(backend.transaction, {
-    onNone: () => Effect.succeedNone,
-    onSome: (transaction) => Effect.map(transaction.isOpen, (open) => open ? Option.some(transaction) : Option.none())
-  })
-
+  /** Goes on with the transaction of the store that the caller has open, if there is one. */
   const inTransaction = <A, E>(
     f: (transaction: Option.Option<Backend.Transaction>) => Effect.Effect<A, E>
   ): Effect.Effect<A, E> =>
-    Option.isNone(backend.transaction) ? f(backend.transaction) : Effect.flatMap(openTransaction, f)
+    Option.isNone(backend.transaction) ? f(backend.transaction) : Effect.flatMap(
+      backend.transaction.value.isOpen,
+      (isOpen) => f(isOpen ? backend.transaction : Option.none())
+    )
 
   /** Operations that never join a transaction would wait for the one they are called in, where it is exclusive. */
   const refuseInsideExclusive = (operation: string, workId: string): Effect.Effect<void, BackendError> =>
-    Effect.flatMap(openTransaction, (transaction) =>
+    inTransaction((transaction) =>
       Option.isSome(transaction) && transaction.value.exclusive
         ? Effect.fail(
           new BackendError({
@@ -182,7 +186,8 @@ export const make = Effect.fnUntraced(function*(
             })
           })
         )
-        : Effect.void)
+        : Effect.void
+    )
 
   // ---------------------------------------------------------------------------
   // acquiring
@@ -214,10 +219,10 @@ export const make = Effect.fnUntraced(function*(
    * another, because the window counts from its first sending.
    *
    * Interrupted, it finds out whether the lease was taken after all, and gives it back. */
-  const attempt = (workId: string, policy: Renewal.Policy, restore: Restore) =>
+  const attempt = ({ policy, restore, workId }: Acquiring) =>
     Effect.suspend(() => {
       const first = Window.now(clock)
-      const request = { workId, holderId, attempt: newAttempt(), ttl: policy.ttl }
+      const request = { workId, holderId, attempt: `${attemptPrefix}${(attempts++).toString(36)}`, ttl: policy.ttl }
       let entry: Gather.Entry<Backend.AcquireReply> | undefined
       let offers = 0
       const send = Effect.suspend(() => {
@@ -230,16 +235,12 @@ export const make = Effect.fnUntraced(function*(
         if (entry === undefined) return Effect.void
         const isWithdrawn = entry.withdraw()
         if (isWithdrawn && offers === 1) return Effect.void
-        let pending = isWithdrawn ? undefined : entry.reply
-        return resend(
-          "acquire",
-          Effect.suspend(() => {
-            const reply = pending ?? send
-            pending = undefined
-            return reply
-          }),
-          { workId, persistent: offers > 1, remaining: budget(policy), unknown: offers > 1 }
-        ).pipe(
+        return resend("acquire", isWithdrawn ? send : startingWith(entry.reply, send), {
+          workId,
+          persistent: offers > 1,
+          remaining: budget(policy),
+          unknown: offers > 1
+        }).pipe(
           Effect.flatMap((reply) =>
             reply._tag === "Acquired"
               ? giveBack({ workId, holderId, fencingToken: reply.fencingToken, policy })
@@ -263,16 +264,76 @@ export const make = Effect.fnUntraced(function*(
       )
     })
 
-  const acquireTerm = (
-    workId: string,
-    policy: Renewal.Policy,
-    wait: boolean,
-    codec: Codec,
-    restore: Restore
-  ): Effect.Effect<{ readonly term: Term; readonly acquired: Backend.Acquired }, AcquireError> =>
+  /** What an answer comes to that is no refusal. */
+  const begun = (
+    { codec, policy, workId }: Acquiring,
+    { first, reply }: Effect.Success<ReturnType<typeof attempt>>
+  ): Effect.Effect<{ readonly term: Term; readonly acquired: Backend.Acquired }, AcquireError> => {
+    switch (reply._tag) {
+      case "Acquired": {
+        const term = new Term({
+          workId,
+          holderId,
+          fencingToken: reply.fencingToken,
+          policy,
+          codec,
+          clock,
+          confirmedAt: first
+        })
+        return term.remaining > 0
+          ? Effect.succeed({ term, acquired: reply })
+          : Effect.andThen(giveBack(term), Effect.fail(new WindowExhausted(term)))
+      }
+      case "AttemptEnded":
+        // The answer came after the end of the term that this attempt had: too late to rely on it.
+        return Effect.fail(new WindowExhausted({ workId }))
+      case "Quarantined":
+        return Effect.fail(new Quarantined({ workId, why: reply.why }))
+      default:
+        return Effect.fail(
+          new BackendError({
+            operation: "acquire",
+            workId,
+            outcome: "unknown",
+            reason: new Other({ why: `the backend gave an answer that is none: ${JSON.stringify(reply)}` })
+          })
+        )
+    }
+  }
+
+  /** Takes the lease, or says who has it. A row that is just changing is asked for again. */
+  const takeTerm = (
+    acquiring: Acquiring,
+    since = Window.now(clock),
+    tries = 0
+  ): ReturnType<typeof begun> =>
+    Effect.flatMap(attempt(acquiring), (answer) => {
+      const { restore, workId } = acquiring
+      const { reply } = answer
+      if (reply._tag === "Held") {
+        return Effect.fail(
+          new LeaseHeld({
+            workId,
+            holderId: reply.holderId,
+            retryAfter: Duration.millis(Math.ceil(Duration.toMillis(reply.remaining)))
+          })
+        )
+      }
+      if (reply._tag !== "Contended") return begun(acquiring, answer)
+      if (tries === contendedTries || Window.elapsedMillis(clock, since) > contendedWithin) {
+        return Effect.fail(new LeaseHeld({ workId, retryAfter: Duration.millis(contendedWithin) }))
+      }
+      return Random.nextBetween(1, contendedWithin / (contendedTries + 1)).pipe(
+        Effect.flatMap((jitter) => restore(Effect.sleep(jitter))),
+        Effect.andThen(Effect.suspend(() => takeTerm(acquiring, since, tries + 1)))
+      )
+    })
+
+  /** Takes the lease when it is free, in line with those who wait for it in this process. */
+  const waitForTerm = (acquiring: Acquiring): ReturnType<typeof begun> =>
     Effect.scopedWith(Effect.fnUntraced(function*(scope) {
+      const { policy, restore, workId } = acquiring
       let line: Lines.Line | undefined
-      const askedSince = Window.now(clock)
       let contended = 0
 
       const standInLine = Effect.fnUntraced(function*(heldFor?: number) {
@@ -283,74 +344,32 @@ export const make = Effect.fnUntraced(function*(
       })
 
       /** Waits until the lease may be free, or until a hint arrives. */
-      const pause = (millis: number, wakeup: Effect.Effect<void>) =>
+      const pause = (millis: number, { wakeup }: Lines.Line) =>
         restore(Effect.raceFirst(Effect.sleep(Math.min(millis, Duration.toMillis(pollInterval))), wakeup))
 
-      const waitForExpiry = Effect.fnUntraced(function*({ expectHeld, untilExpiry, wakeup }: Lines.Line) {
-        yield* pause(untilExpiry() + (yield* Random.nextBetween(0, expiryJitter)), wakeup)
+      const waitForExpiry = Effect.fnUntraced(function*(line: Lines.Line) {
+        yield* pause(line.untilExpiry() + (yield* Random.nextBetween(0, expiryJitter)), line)
         // Nothing is known until the answer. Should there be none, the next one in line asks at once.
-        expectHeld(0)
+        line.expectHeld(0)
       })
 
-      if (wait && lines.isOpen(workId)) yield* waitForExpiry(yield* standInLine())
+      if (lines.isOpen(workId)) yield* waitForExpiry(yield* standInLine())
       while (true) {
-        const { first, reply } = yield* attempt(workId, policy, restore)
-        switch (reply._tag) {
-          case "Acquired": {
-            const term = new Term({
-              workId,
-              holderId,
-              fencingToken: reply.fencingToken,
-              policy,
-              codec,
-              clock,
-              confirmedAt: first
-            })
-            line?.expectHeld(Duration.toMillis(policy.ttl))
-            if (term.remaining > 0) return { term, acquired: reply }
-            yield* giveBack(term)
-            return yield* new WindowExhausted(term)
-          }
-          case "AttemptEnded":
-            // The answer came after the end of the term that this attempt had: too late to rely on it.
-            return yield* new WindowExhausted({ workId })
-          case "Quarantined":
-            return yield* new Quarantined({ workId, why: reply.why })
-          case "Held": {
-            if (!wait) {
-              return yield* new LeaseHeld({
-                workId,
-                holderId: reply.holderId,
-                retryAfter: Duration.millis(Math.ceil(Duration.toMillis(reply.remaining)))
-              })
-            }
-            contended = 0
-            const remaining = Duration.toMillis(reply.remaining)
-            line?.expectHeld(remaining)
-            yield* waitForExpiry(line ?? (yield* standInLine(remaining)))
-            continue
-          }
-          case "Contended": {
-            contended++
-            const jitter = yield* Random.nextBetween(1, contendedWithin / (contendedTries + 1))
-            if (wait) {
-              // A row that stays so is pinned by a fenced transaction, which may last.
-              yield* pause(jitter * 2 ** Math.min(contended, 10), (line ?? (yield* standInLine())).wakeup)
-              continue
-            }
-            if (contended > contendedTries || Window.elapsedMillis(clock, askedSince) > contendedWithin) {
-              return yield* new LeaseHeld({ workId, retryAfter: Duration.millis(contendedWithin) })
-            }
-            yield* pause(jitter, Effect.never)
-            continue
-          }
-          default:
-            return yield* new BackendError({
-              operation: "acquire",
-              workId,
-              outcome: "unknown",
-              reason: new Other({ why: `the backend gave an answer that is none: ${JSON.stringify(reply)}` })
-            })
+        const answer = yield* attempt(acquiring)
+        const { reply } = answer
+        if (reply._tag === "Held") {
+          contended = 0
+          const remaining = Duration.toMillis(reply.remaining)
+          line?.expectHeld(remaining)
+          yield* waitForExpiry(line ?? (yield* standInLine(remaining)))
+        } else if (reply._tag === "Contended") {
+          contended++
+          const jitter = yield* Random.nextBetween(1, contendedWithin / (contendedTries + 1))
+          // A row that stays so is pinned by a fenced transaction, which may last.
+          yield* pause(jitter * 2 ** Math.min(contended, 10), line ?? (yield* standInLine()))
+        } else {
+          if (reply._tag === "Acquired") line?.expectHeld(Duration.toMillis(policy.ttl))
+          return yield* begun(acquiring, answer)
         }
       }
     }))
@@ -362,7 +381,8 @@ export const make = Effect.fnUntraced(function*(
       yield* refuseInsideExclusive("acquire", workId)
       const codec = codecOf(work, yield* Effect.context())
       const policy = options?.policy ?? defaultPolicy
-      return yield* acquireTerm(workId, policy, options?.wait === true, codec, restore)
+      const acquiring: Acquiring = { workId, policy, codec, restore }
+      return yield* (options?.wait === true ? waitForTerm(acquiring) : takeTerm(acquiring))
     })
 
   // ---------------------------------------------------------------------------
@@ -381,7 +401,7 @@ export const make = Effect.fnUntraced(function*(
         if (reply._tag === "Done") extended(term, since, reply.yieldRequest, request)
       },
       onFailure: (error, request) => {
-        if ("sequence" in request) term.isLatest(request.sequence)
+        if ("sequence" in request) term.mayHaveStored(request.sequence)
         term.lastFailure = error
       }
     },
@@ -399,7 +419,7 @@ export const make = Effect.fnUntraced(function*(
     request: Backend.RenewRequest | Backend.CheckpointRequest
   ) => {
     // A checkpoint that arrives after a later one is done, too, and has extended nothing.
-    if (!("sequence" in request) || term.isLatest(request.sequence)) term.confirm(sentAt)
+    if (!("sequence" in request) || term.mayHaveStored(request.sequence)) term.confirm(sentAt)
     if (Option.isNone(yieldRequest)) return
     term.requestYield(yieldRequest.value)
     keeper.look(term)
@@ -426,7 +446,7 @@ export const make = Effect.fnUntraced(function*(
     { resending, sending, term }: Extending,
     state: unknown,
     then: {
-      readonly onSuccess: (reply: Exclude<Backend.ExtendReply, { readonly _tag: "Busy" }>) => Effect.Effect<A, E>
+      readonly onSuccess: (reply: ExtendReply) => Effect.Effect<A, E>
       readonly onFailure: (error: BackendError) => Effect.Effect<A2, E2>
     }
   ) => {
@@ -478,19 +498,13 @@ export const make = Effect.fnUntraced(function*(
   // supervision
   // ---------------------------------------------------------------------------
 
-  const keeper = new Keeper({ clock, deadlines })
+  const keeper = new Keeper(clock, deadlines)
 
   /** What mostly succeeds at once has no fiber of its own. */
   const renewal = ({ resending, sending, term }: Extending): Renew => {
     const request = renewRequest(term)
-    const goOn = (first: Exit.Exit<Backend.ExtendReply, BackendError>) => {
-      let known: typeof first | undefined = first
-      const send = Effect.suspend(() => {
-        const answer = known ?? renewals.send(request, sending)
-        known = undefined
-        return answer
-      })
-      return Effect.matchCauseEffect(resend("renew", send, resending), {
+    const goOn = (first: Exit.Exit<Backend.ExtendReply, BackendError>) =>
+      Effect.matchCauseEffect(resend("renew", startingWith(first, renewals.send(request, sending)), resending), {
         onSuccess: (reply) => {
           if (reply._tag !== "Done") term.lose(term.refusal(reply))
           return Effect.void
@@ -501,7 +515,6 @@ export const make = Effect.fnUntraced(function*(
             Effect.sleep(Duration.min(term.policy.renewEvery, Duration.seconds(1)))
           ).pipe(Effect.annotateLogs({ module: "worklease/Lease", fiber: "renewal" }))
       })
-    }
     return (onEnd) => {
       let fiber: Fiber.Fiber<void> | undefined
       const cancel = renewals.call(request, sending, (answer) => {
@@ -556,11 +569,11 @@ export const make = Effect.fnUntraced(function*(
     const { term } = extending
     const mayYield = () => yieldAt === "checkpoint" && Deferred.isDoneUnsafe(term.yieldRequested)
 
-    const settleReply = (reply: Backend.TermReply) =>
-      Effect.suspend(() => {
-        if (reply._tag === "Fenced" || reply._tag === "Expired") term.lose(term.refusal(reply))
-        return term.loss ? noReturn(term) : Effect.void
-      })
+    /** What follows a reply if the lease is lost, by this reply or before. */
+    const lossAfter = (reply: ExtendReply): Effect.Effect<never> | undefined => {
+      if (reply._tag !== "Done") term.lose(term.refusal(reply))
+      return term.loss && noReturn(term)
+    }
 
     /** Lets an operation begin: one of a lost lease does not return, and one after the work's end is a mistake. */
     const whileHeld = <A, E>(operation: () => Effect.Effect<A, E>): Effect.Effect<A, E> =>
@@ -577,11 +590,7 @@ export const make = Effect.fnUntraced(function*(
 
     const checkpointed = {
       onFailure: (error: BackendError) => term.loseIfExhausted() ? noReturn(term) : Effect.fail(error),
-      onSuccess: (reply: Exclude<Backend.ExtendReply, { readonly _tag: "Busy" }>) => {
-        if (reply._tag !== "Done") term.lose(term.refusal(reply))
-        if (term.loss !== undefined) return noReturn(term)
-        return mayYield() ? endHere(term, Option.none()) : Effect.void
-      }
+      onSuccess: (reply: ExtendReply) => lossAfter(reply) ?? (mayYield() ? endHere(term, Option.none()) : Effect.void)
     }
 
     const lease: Lease<any> = {
@@ -604,7 +613,10 @@ export const make = Effect.fnUntraced(function*(
               const onCommit = () => {
                 if (mayYield()) term.handOff(Option.none())
               }
-              return Effect.flatMap(checkpointJoined(transaction.value, term, state, onCommit), settleReply)
+              return Effect.flatMap(
+                checkpointJoined(transaction.value, term, state, onCommit),
+                (reply) => lossAfter(reply) ?? Effect.void
+              )
             }
             if (mayYield()) {
               return Effect.flatMap(term.codec.encode(state), (stored) => endHere(term, Option.some(stored)))
@@ -618,8 +630,7 @@ export const make = Effect.fnUntraced(function*(
             term.leaving = { exit, state }
           })
           // What is rolled back was not achieved.
-          return Effect.flatMap(
-            openTransaction,
+          return inTransaction(
             Option.match({ onNone: () => leave, onSome: (transaction) => transaction.afterCommit(leave) })
           )
         }),
@@ -628,14 +639,15 @@ export const make = Effect.fnUntraced(function*(
           Effect.flatMap(
             encodeFinal(term.codec, state),
             (state) =>
-              Effect.flatMap(openTransaction, (transaction): Effect.Effect<never> =>
+              inTransaction((transaction): Effect.Effect<never> =>
                 Option.isSome(transaction)
                   ? Effect.die(
                     new Error(
                       "handOff inside a transaction would roll it back. Checkpoint inside it, and hand off after it"
                     )
                   )
-                  : endHere(term, state))
+                  : endHere(term, state)
+              )
           )
         )
     }
@@ -754,14 +766,16 @@ export const make = Effect.fnUntraced(function*(
   // ---------------------------------------------------------------------------
 
   const acquire = (work: Work.Input, options?: AcquireOptions) =>
-    Effect.uninterruptibleMask(Effect.fnUntraced(function*(restore) {
-      const { acquired, term } = yield* begin(work, options, restore)
-      const prior = yield* restore(decodePrior(term.codec, acquired.prior)).pipe(
-        Effect.tap(() => term.remaining > 0 ? Effect.void : Effect.fail(new WindowExhausted(term))),
-        Effect.onError(() => giveBack(term))
-      )
-      return { token: makeToken(term, acquired.expiresAt), prior }
-    }))
+    Effect.uninterruptibleMask((restore) =>
+      Effect.gen(function*() {
+        const { acquired, term } = yield* begin(work, options, restore)
+        const prior = yield* restore(decodePrior(term.codec, acquired.prior)).pipe(
+          Effect.tap(() => term.remaining > 0 ? Effect.void : Effect.fail(new WindowExhausted(term))),
+          Effect.onError(() => giveBack(term))
+        )
+        return { token: makeToken(term, acquired.expiresAt), prior }
+      })
+    )
 
   /** Whether the reply takes effect, as the flat errors of the single operations. */
   const settleSingle = (
@@ -778,7 +792,7 @@ export const make = Effect.fnUntraced(function*(
     checkpoint: (token, state) =>
       Effect.suspend(() => {
         const term = termOf(token)
-        const onSuccess = (reply: Exclude<Backend.ExtendReply, { readonly _tag: "Busy" }>) => settleSingle(term, reply)
+        const onSuccess = (reply: ExtendReply) => settleSingle(term, reply)
         return inTransaction((transaction) =>
           Option.isSome(transaction)
             ? Effect.flatMap(checkpointJoined(transaction.value, term, state, () => {}), onSuccess)

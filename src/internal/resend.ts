@@ -48,7 +48,18 @@ export const resendThen = <Reply extends { readonly _tag: string }, A, E, A2, E2
     onFailure: (error) => Effect.matchEffect(sendAgain(operation, send, options, error), then)
   })
 
-type Settled<Reply> = Exclude<Reply, { readonly _tag: "Busy" }>
+/** A reply after which nothing is sent again. */
+export type Settled<Reply> = Exclude<Reply, { readonly _tag: "Busy" }>
+
+/** The answer of a first sending that was made elsewhere, and what is sent from then on. */
+export const startingWith = <A, E>(first: Effect.Effect<A, E>, send: Effect.Effect<A, E>): Effect.Effect<A, E> => {
+  let known: typeof first | undefined = first
+  return Effect.suspend(() => {
+    const answer = known ?? send
+    known = undefined
+    return answer
+  })
+}
 
 /** What is changing the row of an acquire may be an earlier sending of this very attempt. */
 const isSettled = <Reply extends { readonly _tag: string }>(reply: Reply, unknown: boolean): reply is Settled<Reply> =>
@@ -65,13 +76,10 @@ const sendAgain = <Reply extends { readonly _tag: string }>(
     const { workId } = options
     const busy = new BackendError({ operation, workId, outcome: "rejected", reason: new TimedOut({}) })
     let unknown = options.unknown === true
-    let first: Effect.Effect<never, BackendError> | undefined = Effect.fail(failure ?? busy)
-    return Effect.suspend(() => {
-      const known = first
-      first = undefined
-      return known ??
-        Effect.flatMap(send, (reply) => isSettled(reply, unknown) ? Effect.succeed(reply) : Effect.fail(busy))
-    }).pipe(
+    return startingWith(
+      Effect.fail(failure ?? busy),
+      Effect.flatMap(send, (reply) => isSettled(reply, unknown) ? Effect.succeed(reply) : Effect.fail(busy))
+    ).pipe(
       Effect.retry({
         schedule: pacing,
         while: (error) => {

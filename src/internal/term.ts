@@ -112,8 +112,8 @@ export class Term implements Backend.Term {
     return Window.elapsedMillis(this.clock, this.confirmedAt)
   }
 
-  /** Whether a checkpoint comes after all that may have been stored before. Notes that it may have been itself. */
-  isLatest(sequence: bigint): boolean {
+  /** Notes that a checkpoint may have been stored. Tells whether it comes after all that may have been before. */
+  mayHaveStored(sequence: bigint): boolean {
     if (sequence < this.latest) return false
     this.latest = sequence
     return true

@@ -20,6 +20,7 @@ import * as Random from "effect/Random"
 import * as Schedule from "effect/Schedule"
 import * as Scope from "effect/Scope"
 import * as Semaphore from "effect/Semaphore"
+import { Hints } from "./hints.ts"
 
 /** What the store must do. Every failure is healed by another connection. */
 export interface Store {
@@ -63,7 +64,7 @@ const backoff = Schedule.min([Schedule.exponential("250 millis"), Schedule.space
 )
 
 export const makeUnsafe = (store: Store): Wakeups => {
-  const waiting = new Map<string, Set<Latch.Latch>>()
+  const hints = new Hints()
   /** Open while something waits. */
   const wanted = Latch.makeUnsafe(false)
   /** The work IDs that wait for their registration, and whether there are any. */
@@ -85,42 +86,27 @@ export const makeUnsafe = (store: Store): Wakeups => {
   /** One statement at a time, so that none undoes a later one. */
   const turn = Semaphore.makeUnsafe(1)
 
-  const wake = (workId: string): void => {
-    for (const latch of waiting.get(workId) ?? []) latch.openUnsafe()
-  }
-
   const wakeAll = (workIds: Iterable<string>): void => {
-    for (const workId of workIds) wake(workId)
+    for (const workId of workIds) hints.wake(workId)
   }
 
   const subscribe: Wakeups["subscribe"] = (workId) =>
-    Effect.map(
-      Effect.acquireRelease(
-        Effect.sync(() => {
-          const latch = Latch.makeUnsafe(registered.has(workId))
-          const latches = waiting.get(workId) ?? new Set()
-          waiting.set(workId, latches.add(latch))
-          idle.delete(workId)
-          misdirected.delete(workId)
-          isIdle = false
-          if (!registered.has(workId)) {
-            pending.add(workId)
-            demand.openUnsafe()
-          }
-          wanted.openUnsafe()
-          return latch
-        }),
-        (latch) =>
-          Effect.sync(() => {
-            const latches = waiting.get(workId)
-            latches?.delete(latch)
-            if (latches?.size !== 0) return
-            waiting.delete(workId)
-            pending.delete(workId)
-            if (waiting.size === 0) wanted.closeUnsafe()
-          })
-      ),
-      (latch) => Effect.andThen(latch.await, Effect.sync(() => latch.closeUnsafe()))
+    hints.subscribe(
+      workId,
+      () => {
+        idle.delete(workId)
+        misdirected.delete(workId)
+        isIdle = false
+        wanted.openUnsafe()
+        if (registered.has(workId)) return true
+        pending.add(workId)
+        demand.openUnsafe()
+        return false
+      },
+      () => {
+        pending.delete(workId)
+        if (hints.isEmpty) wanted.closeUnsafe()
+      }
     )
 
   // ---------------------------------------------------------------------------
@@ -130,8 +116,8 @@ export const makeUnsafe = (store: Store): Wakeups => {
   const receiving = (queue: Queue.Dequeue<{ readonly payload: string }, unknown>) =>
     Effect.forever(Effect.map(Queue.take(queue), ({ payload }) => {
       heard.openUnsafe()
-      wake(payload)
-      if (payload === "" || waiting.has(payload)) return
+      hints.wake(payload)
+      if (payload === "" || hints.has(payload)) return
       registered.delete(payload)
       known.delete(payload)
       idle.delete(payload)
@@ -199,12 +185,12 @@ export const makeUnsafe = (store: Store): Wakeups => {
     while (true) {
       yield* Effect.sleep(linger)
       if (isIdle) return
-      isIdle = waiting.size === 0
+      isIdle = hints.isEmpty
       yield* turn.withPermit(Effect.suspend(() => {
         const over = Array.from(idle)
         idle.clear()
         for (const workId of over) registered.delete(workId)
-        for (const workId of known) if (!waiting.has(workId)) idle.add(workId)
+        for (const workId of known) if (!hints.has(workId)) idle.add(workId)
         return over.length === 0 ? Effect.void : Effect.map(store.unregister(over, false), () => {
           for (const workId of over) {
             known.delete(workId)
@@ -223,7 +209,7 @@ export const makeUnsafe = (store: Store): Wakeups => {
       registered.clear()
       misdirected.clear()
       isMisdirected.closeUnsafe()
-      for (const workId of waiting.keys()) pending.add(workId)
+      for (const workId of hints.workIds) pending.add(workId)
       if (pending.size > 0) demand.openUnsafe()
       yield* Effect.raceAllFirst([
         // Also when the client is closed, which interrupts it.

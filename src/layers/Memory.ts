@@ -33,10 +33,10 @@ import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Clock from "effect/Clock"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
-import * as Latch from "effect/Latch"
 import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as Backend from "../Backend.ts"
+import { Hints } from "../internal/hints.ts"
 import { BackendError, TokenExhausted } from "../LeaseError.ts"
 
 /**
@@ -81,7 +81,7 @@ const minimumRetention = Duration.hours(1)
 const make = Effect.gen(function*() {
   const clock = yield* Clock.Clock
   const rows = new Map<string, Row>()
-  const waiting = new Map<string, Set<Latch.Latch>>()
+  const hints = new Hints()
   let highWaterMark = 0n
 
   const clockMicros = (): number => Number(clock.currentTimeNanosUnsafe() / 1000n)
@@ -100,10 +100,6 @@ const make = Effect.gen(function*() {
 
   const isCurrent = (row: Row | undefined, term: Backend.Term): row is Row =>
     row !== undefined && row.holderId === term.holderId && row.fencingToken === term.fencingToken
-
-  const wake = (workId: string): void => {
-    for (const latch of waiting.get(workId) ?? []) latch.openUnsafe()
-  }
 
   /** What a holder that takes the row would be told. */
   const priorOf = (row: Row): Pick<Row, "prior" | "termsWithoutProgress"> => {
@@ -229,7 +225,7 @@ const make = Effect.gen(function*() {
       if (request.exit === "finished" || request.exit === "retired" || row.sequence > 0n) row.termsWithoutProgress = 0
       else if (request.exit === "abandoned" && !request.interrupted) row.termsWithoutProgress++
     }
-    wake(request.workId)
+    hints.wake(request.workId)
     return { _tag: "Done" }
   })
 
@@ -250,7 +246,7 @@ const make = Effect.gen(function*() {
       row.prior = undefined
       row.termsWithoutProgress = 0
       row.yieldRequest = undefined
-      wake(term.workId)
+      hints.wake(term.workId)
       return { _tag: "Done" }
     })
 
@@ -309,26 +305,6 @@ const make = Effect.gen(function*() {
         }))
     })
 
-  const subscribe = (workId: string) =>
-    Effect.map(
-      Effect.acquireRelease(
-        Effect.sync(() => {
-          // The first hint: it may have become free before.
-          const latch = Latch.makeUnsafe(true)
-          const latches = waiting.get(workId) ?? new Set()
-          waiting.set(workId, latches.add(latch))
-          return latch
-        }),
-        (latch) =>
-          Effect.sync(() => {
-            const latches = waiting.get(workId)
-            latches?.delete(latch)
-            if (latches?.size === 0) waiting.delete(workId)
-          })
-      ),
-      (latch) => Effect.andThen(latch.await, Effect.sync(() => latch.closeUnsafe()))
-    )
-
   return Backend.Backend.of({
     acquire,
     renew,
@@ -339,7 +315,8 @@ const make = Effect.gen(function*() {
     requestYield,
     sweep,
     list,
-    wakeups: Option.some(subscribe),
+    // The first hint comes at once: it may have become free before.
+    wakeups: Option.some((workId) => hints.subscribe(workId, () => true, () => {})),
     transaction: Option.none()
   })
 })

@@ -48,6 +48,7 @@ import * as SqlClient from "effect/sql/SqlClient"
 import * as SqlError from "effect/sql/SqlError"
 import * as Backend from "../Backend.ts"
 import { Fence } from "../Fence.ts"
+import { mayBeOneItem } from "../internal/gather.ts"
 import { resend } from "../internal/resend.ts"
 import * as Wakeups from "../internal/wakeups.ts"
 import * as Window from "../internal/window.ts"
@@ -323,98 +324,156 @@ const boundedIdle = "set_config('idle_in_transaction_session_timeout', '1000', t
 /** The columns of a batch's items. The first is the work ID. */
 type Columns = ReadonlyArray<readonly [name: string, type: string]>
 
-/** How a statement gets its items. */
-type Input = (columns: Columns) => string
-
 /**
  * As one list for each column. The planner would count the lists that it sees,
  * find a plan for just as many cheaper than one for any number, and plan each
  * statement anew, which takes longer than running it.
  */
-const manyItems: Input = (columns) => {
+const manyItems = (columns: Columns): string => {
   const names = columns.map(([name]) => name).join(", ")
   const lists = columns.map(([, type], index) => `(SELECT $${index + 1}::${type}[])`).join(", ")
   return `SELECT ${names.replace("work_id", "work_id COLLATE \"C\" AS work_id")} FROM unnest(${lists}) AS i (${names})`
 }
 
-/** As one value for each column: lists of one would take a lone operation a third longer. */
-const oneItem: Input = (columns) =>
-  `SELECT ${
-    columns.map(([name, type], index) => `$${index + 1}::${type}${index === 0 ? " COLLATE \"C\"" : ""} AS ${name}`)
-      .join(", ")
-  }`
+/** A value of an item, by the name of its column. */
+type Item = (column: string) => string
 
-/** What a holder that takes row `k` would be told of the terms without progress. */
+const itemOf = (columns: Columns): Item => (column) => {
+  const index = columns.findIndex(([name]) => name === column)
+  return `$${index + 1}::${columns[index][1]}`
+}
+
+interface LockedUpdate {
+  readonly items: Columns
+  readonly lock: "UPDATE" | "NO KEY UPDATE"
+  /** Which rows are locked, of those with the work ID of an item. */
+  readonly locks?: ((item: Item) => string) | undefined
+  readonly set: (item: Item) => string
+  readonly where: (item: Item) => string
+  readonly returning: string
+}
+
+/**
+ * Updates the rows `l` of a batch without waiting for one: they are locked in
+ * the order of their work IDs, skipping what is locked already. What `where`
+ * says is decided on locked rows, by a clock that is read after that. So no two
+ * batches wait for each other, and no decision is older than its lock.
+ *
+ * A row is found again by the version that was locked, without a second look
+ * into the index. One that is newer than the statement's snapshot is not found.
+ */
+const updateMany = (names: Names, { items, lock, locks, returning, set, where }: LockedUpdate): string => {
+  const item: Item = (column) => `k.${column}`
+  return `WITH locked AS MATERIALIZED (
+  SELECT k.*, l.ctid AS version, ${isolation}
+  FROM (${manyItems(items)}) k JOIN ${names.leases} l ON l.work_id = k.work_id
+  ${locks === undefined ? "" : `WHERE ${locks(item)}`}
+  ORDER BY l.work_id
+  FOR ${lock} OF l SKIP LOCKED
+)
+UPDATE ${names.leases} l SET ${set(item)}
+FROM locked k
+WHERE l.ctid = k.version AND ${where(item)}
+RETURNING ${returning}, k.isolation`
+}
+
+/**
+ * The same for one row. To get ready for the other would take a lone operation
+ * longer than what it does.
+ */
+const updateOne = (names: Names, { items, lock, locks, returning, set, where }: LockedUpdate): string => {
+  const item = itemOf(items)
+  return `UPDATE ${names.leases} l SET ${set(item)}
+WHERE l.ctid = (
+  SELECT l.ctid FROM ${names.leases} l WHERE l.work_id = ${item("work_id")}${
+    locks === undefined ? "" : ` AND ${locks(item)}`
+  }
+  FOR ${lock} OF l SKIP LOCKED
+) AND ${where(item)}
+RETURNING ${returning}, ${isolation}`
+}
+
+const forOneOrMany = (names: Names, update: LockedUpdate) => ({
+  one: updateOne(names, update),
+  many: updateMany(names, update)
+})
+
+/** What a holder that takes row `l` would be told of the terms without progress. */
 const countAfter = `CASE
-      WHEN k.exit = 'forgotten' THEN 0
-      WHEN k.exit IS NOT NULL THEN k.terms_without_progress
-      WHEN k.sequence > 0 THEN 0
-      ELSE k.terms_without_progress + 1
+      WHEN l.exit = 'forgotten' THEN 0
+      WHEN l.exit IS NOT NULL THEN l.terms_without_progress
+      WHEN l.sequence > 0 THEN 0
+      ELSE l.terms_without_progress + 1
     END`
 
-/** What a holder that takes row `k` would be told of its last term. */
+/** What a holder that takes row `l` would be told of its last term. */
 const priorAfter = (column: "exit" | "holder_id" | "fencing_token"): string =>
-  `CASE k.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN k.prior_${column}
-    ELSE ${column === "exit" ? "coalesce(k.exit, 'expired')" : `k.${column}`} END`
+  `CASE l.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN l.prior_${column}
+    ELSE ${column === "exit" ? "coalesce(l.exit, 'expired')" : `l.${column}`} END`
 
 const acquiredColumns = `l.work_id, l.fencing_token, ${epochMicros("l.expires_at")} AS expires_at, l.state_version,
     l.state, l.terms_without_progress, l.prior_exit, l.prior_holder_id, l.prior_fencing_token`
 
 const acquireItems: Columns = [["work_id", "text"], ["holder_id", "text"], ["attempt", "text"], ["ttl", "bigint"]]
 
+const isFree = "(l.exit IS NOT NULL OR l.expires_at <= clock_timestamp())"
+
 /**
- * Locks only rows that are free by the statement's snapshot: a refused acquire
- * writes nothing, and skips what is locked instead of waiting. Whether a row is
- * free is then decided on the locked row, by a clock that is read after that.
- *
- * Nowhere are two lists of a batch joined: a planner that knows their lengths
- * as little as this one compares each with each.
+ * A term begins when its statement does: that is not before it was sent, from
+ * when its holder counts.
  */
-const acquireSql = (names: Names, input: Input): string =>
-  `WITH input AS MATERIALIZED (
-  ${input(acquireItems)}
-), locked AS MATERIALIZED (
-  SELECT i.holder_id AS new_holder_id, i.attempt AS new_attempt, i.ttl, l.work_id, l.holder_id, l.fencing_token,
-    l.attempt, l.exit, l.expires_at, l.sequence, l.terms_without_progress,
-    l.prior_exit, l.prior_holder_id, l.prior_fencing_token, ${isolation}
-  FROM input i JOIN ${names.leases} l ON l.work_id = i.work_id
-  WHERE (l.exit IS NOT NULL OR l.expires_at <= clock_timestamp())
-    AND l.attempt <> i.attempt AND l.prior_attempt IS DISTINCT FROM i.attempt
-  ORDER BY l.work_id
-  FOR UPDATE OF l SKIP LOCKED
-), taken AS (
-  UPDATE ${names.leases} l SET
-    holder_id = k.new_holder_id,
-    fencing_token = greatest(k.fencing_token + 1, ${epochMicros("k.now")}),
-    attempt = k.new_attempt,
-    acquired_at = k.now,
-    expires_at = k.now + ${interval("k.ttl")},
+const acquiredAt = "statement_timestamp()"
+
+/** Locks only rows that are free: a refused acquire writes nothing. What it has locked is as it was seen, so still free. */
+const take: LockedUpdate = {
+  items: acquireItems,
+  lock: "UPDATE",
+  locks: (item) =>
+    `${isFree} AND l.attempt <> ${item("attempt")} AND l.prior_attempt IS DISTINCT FROM ${item("attempt")}`,
+  set: (item) => `
+    holder_id = ${item("holder_id")},
+    fencing_token = greatest(l.fencing_token + 1, ${epochMicros(acquiredAt)}),
+    attempt = ${item("attempt")},
+    acquired_at = ${acquiredAt},
+    expires_at = ${acquiredAt} + ${interval(item("ttl"))},
     exit = NULL,
     sequence = 0,
     terms_without_progress = ${countAfter},
     prior_exit = ${priorAfter("exit")},
     prior_holder_id = ${priorAfter("holder_id")},
     prior_fencing_token = ${priorAfter("fencing_token")},
-    prior_attempt = k.attempt,
+    prior_attempt = l.attempt,
     yield_requested = false,
     yield_deadline = NULL,
-    trace_context = NULL
-  FROM (SELECT k.*, clock_timestamp() AS now FROM locked k) k
-  WHERE (k.exit IS NOT NULL OR k.expires_at <= k.now) AND k.fencing_token < ${maxToken} AND l.work_id = k.work_id
-  RETURNING ${acquiredColumns}
+    trace_context = NULL`,
+  where: () => `l.fencing_token < ${maxToken}`,
+  returning: acquiredColumns
+}
+
+/**
+ * Takes what is free, inserts what is not there, and tells of the rest how it
+ * is. A row that was locked, or is newer than the statement's snapshot, is
+ * contended.
+ *
+ * Nowhere are two lists of a batch joined: a planner that knows their lengths
+ * as little as this one compares each with each.
+ */
+const acquireSql = (names: Names, input: string, taken: string, isRest: string): string =>
+  `WITH taken AS (
+${taken}
 ), inserted AS (
   INSERT INTO ${names.leases} AS l (work_id, holder_id, fencing_token, attempt, acquired_at, expires_at)
-  SELECT i.work_id, i.holder_id, greatest(m.fencing_token + 1, ${epochMicros("i.now")}), i.attempt, i.now,
-    i.now + ${interval("i.ttl")}
-  FROM (SELECT i.*, clock_timestamp() AS now FROM input i) i CROSS JOIN (${highestToken(names)}) m
+  SELECT i.work_id, i.holder_id, greatest(m.fencing_token + 1, ${epochMicros(acquiredAt)}), i.attempt, ${acquiredAt},
+    ${acquiredAt} + ${interval("i.ttl")}
+  FROM (${input}) i CROSS JOIN (${highestToken(names)}) m
   WHERE m.fencing_token < ${maxToken} AND NOT EXISTS (SELECT FROM ${names.leases} l WHERE l.work_id = i.work_id)
   ORDER BY i.work_id
   ON CONFLICT (work_id) DO NOTHING
-  RETURNING ${acquiredColumns}
-), acquired AS MATERIALIZED (
-  SELECT * FROM taken UNION ALL SELECT * FROM inserted
+  RETURNING ${acquiredColumns}, ${isolation}
 )
-SELECT 'Acquired' AS reply, NULL::text AS held_by, NULL::bigint AS remaining, a.*, ${isolation} FROM acquired a
+SELECT 'Acquired' AS reply, NULL::text AS held_by, NULL::bigint AS remaining, a.* FROM taken a
+UNION ALL
+SELECT 'Acquired', NULL, NULL, a.* FROM inserted a
 UNION ALL
 SELECT
   CASE
@@ -433,10 +492,28 @@ SELECT
   CASE WHEN l.attempt = i.attempt THEN l.state_version END, CASE WHEN l.attempt = i.attempt THEN l.state END,
   l.terms_without_progress,
   l.prior_exit, l.prior_holder_id, l.prior_fencing_token, ${isolation}
-FROM input i
+FROM (${input}) i
   CROSS JOIN (SELECT clock_timestamp() AS now) c
   LEFT JOIN ${names.leases} l ON l.work_id = i.work_id
-WHERE i.work_id NOT IN (SELECT a.work_id FROM acquired a)`
+WHERE ${isRest}`
+
+const acquireOneSql = (names: Names): string => {
+  const item = itemOf(acquireItems)
+  return acquireSql(
+    names,
+    `SELECT ${acquireItems.map(([name]) => `${item(name)} AS ${name}`).join(", ")}`,
+    updateOne(names, take),
+    "NOT EXISTS (SELECT FROM taken) AND NOT EXISTS (SELECT FROM inserted)"
+  )
+}
+
+const acquireManySql = (names: Names): string =>
+  acquireSql(
+    names,
+    manyItems(acquireItems),
+    updateMany(names, take),
+    "i.work_id NOT IN (SELECT a.work_id FROM taken a UNION ALL SELECT a.work_id FROM inserted a)"
+  )
 
 const highestToken = (names: Names): string =>
   `SELECT coalesce(max(fencing_token), 0) AS fencing_token FROM ${names.highWaterMark}`
@@ -460,15 +537,8 @@ const clock = `clock AS MATERIALIZED (
   FROM (SELECT clock_timestamp() AS now, count(*) AS locked FROM locked) c
 )`
 
-/**
- * A plain statement finds its rows again by the version that it has locked,
- * without a second look into the index. One that is newer than the statement's
- * snapshot is not found, and so is left to the statement that decides.
- */
-const isLockedRow = "l.ctid = k.version"
-
 /** What a plain extension answers. */
-const extended = `RETURNING l.work_id, ${epochMicros("l.expires_at")} AS expires_at, k.isolation`
+const extended = `l.work_id, ${epochMicros("l.expires_at")} AS expires_at`
 
 /**
  * The replies to a batch: `decided`, and those without a locked row. Where a
@@ -505,13 +575,17 @@ const renewItems: Columns = [
 
 const renewColumns = "l.exit, l.expires_at, l.yield_requested, l.yield_deadline"
 
-const plainRenewSql = (names: Names, input: Input): string =>
-  `WITH ${lockRows(names, `(${input(renewItems)})`, renewColumns)}
-UPDATE ${names.leases} l SET expires_at = clock_timestamp() + ${interval("k.ttl")}
-FROM locked k
-WHERE k.is_current AND k.exit IS NULL AND k.expires_at > clock_timestamp() AND NOT k.yield_requested
-  AND ${isLockedRow}
-${extended}`
+/** Whether row `l` is in the term of an item. */
+const isCurrent = (item: Item): string =>
+  `l.holder_id = ${item("term_holder_id")} AND l.fencing_token = ${item("term_fencing_token")} AND l.exit IS NULL`
+
+const plainRenew: LockedUpdate = {
+  items: renewItems,
+  lock: "NO KEY UPDATE",
+  set: (item) => `expires_at = clock_timestamp() + ${interval(item("ttl"))}`,
+  where: (item) => `${isCurrent(item)} AND l.expires_at > clock_timestamp() AND NOT l.yield_requested`,
+  returning: extended
+}
 
 const renewSql = (names: Names): string =>
   `WITH input AS MATERIALIZED (
@@ -543,17 +617,17 @@ const checkpointItems: Columns = [
 
 const checkpointColumns = "l.exit, l.expires_at, l.sequence, l.yield_requested, l.yield_deadline"
 
-const plainCheckpointSql = (names: Names, input: Input): string =>
-  `WITH ${lockRows(names, `(${input(checkpointItems)})`, checkpointColumns)}
-UPDATE ${names.leases} l SET
-  expires_at = clock_timestamp() + ${interval("k.ttl")},
-  sequence = k.new_sequence,
-  state_version = k.new_state_version,
-  state = k.new_state
-FROM locked k
-WHERE k.is_current AND k.exit IS NULL AND k.new_sequence > k.sequence AND NOT k.yield_requested
-  AND ${isLockedRow}
-${extended}`
+const plainCheckpoint: LockedUpdate = {
+  items: checkpointItems,
+  lock: "NO KEY UPDATE",
+  set: (item) => `
+  expires_at = clock_timestamp() + ${interval(item("ttl"))},
+  sequence = ${item("new_sequence")},
+  state_version = ${item("new_state_version")},
+  state = ${item("new_state")}`,
+  where: (item) => `${isCurrent(item)} AND ${item("new_sequence")} > l.sequence AND NOT l.yield_requested`,
+  returning: extended
+}
 
 const checkpointSql = (names: Names, skipLocked: boolean): string =>
   `WITH input AS MATERIALIZED (
@@ -613,27 +687,42 @@ const releaseItems: Columns = [
 
 const releaseColumns = "l.exit, l.expires_at, l.sequence, l.prior_exit, l.prior_holder_id, l.prior_fencing_token"
 
-/** What becomes of row `k` when it is released. */
-const releaseRow = (now: string): string =>
-  `exit = k.new_exit,
+/** What becomes of row `l` when it is released. */
+const releaseRow = (item: Item, now: string): string => {
+  const isNewer = `${item("new_sequence")} > l.sequence`
+  return `
+    exit = ${item("new_exit")},
     expires_at = ${now},
-    sequence = greatest(k.sequence, k.new_sequence),
-    state_version = CASE WHEN k.new_sequence > k.sequence THEN k.new_state_version ELSE l.state_version END,
-    state = CASE WHEN k.new_sequence > k.sequence THEN k.new_state ELSE l.state END,
+    sequence = greatest(l.sequence, ${item("new_sequence")}),
+    state_version = CASE WHEN ${isNewer} THEN ${item("new_state_version")} ELSE l.state_version END,
+    state = CASE WHEN ${isNewer} THEN ${item("new_state")} ELSE l.state END,
     terms_without_progress = CASE
-      WHEN k.new_exit = 'given-back' THEN l.terms_without_progress
-      WHEN k.new_exit IN ('finished', 'retired') OR greatest(k.sequence, k.new_sequence) > 0 THEN 0
-      WHEN k.new_exit = 'abandoned' AND NOT k.interrupted THEN l.terms_without_progress + 1
+      WHEN ${item("new_exit")} = 'given-back' THEN l.terms_without_progress
+      WHEN ${item("new_exit")} IN ('finished', 'retired') OR greatest(l.sequence, ${item("new_sequence")}) > 0 THEN 0
+      WHEN ${item("new_exit")} = 'abandoned' AND NOT ${item("interrupted")} THEN l.terms_without_progress + 1
       ELSE l.terms_without_progress
     END`
+}
 
-const plainReleaseSql = (names: Names, input: Input, notifies: boolean): string =>
-  `WITH ${lockRows(names, `(${input(releaseItems)})`, releaseColumns)}
-UPDATE ${names.leases} l SET
-    ${releaseRow("clock_timestamp()")}
-FROM locked k
-WHERE k.is_current AND k.exit IS NULL AND k.expires_at > clock_timestamp() AND ${isLockedRow}
-RETURNING l.work_id, ${notified(names, notifies)} AS notified, k.isolation`
+const plainRelease = (notified: string): LockedUpdate => ({
+  items: releaseItems,
+  lock: "NO KEY UPDATE",
+  set: (item) => releaseRow(item, "clock_timestamp()"),
+  where: (item) => `${isCurrent(item)} AND l.expires_at > clock_timestamp()`,
+  returning: `l.work_id, ${notified} AS notified`
+})
+
+const plainReleaseSql = (names: Names, notifies: boolean) => ({
+  one: updateOne(names, plainRelease(notified(names, notifies))),
+  // For a batch one look first, whether anybody waits for anything.
+  many: updateMany(
+    names,
+    plainRelease(
+      `CASE WHEN EXISTS (SELECT FROM ${names.waiters} w WHERE w.expires_at > clock_timestamp())
+    THEN ${notified(names, notifies)} END`
+    )
+  )
+})
 
 const releaseSql = (names: Names, notifies: boolean): string =>
   `WITH input AS MATERIALIZED (
@@ -654,8 +743,7 @@ const releaseSql = (names: Names, notifies: boolean): string =>
     END AS reply
   FROM locked k CROSS JOIN clock c
 ), updated AS (
-  UPDATE ${names.leases} l SET
-    ${releaseRow("k.now")}
+  UPDATE ${names.leases} l SET ${releaseRow((column) => `k.${column}`, "k.now")}
   FROM decided k WHERE k.reply = 'Release' AND l.work_id = k.work_id
   RETURNING ${notified(names, notifies)}
 )
@@ -759,22 +847,22 @@ const sweepSql = (names: Names): string =>
 SELECT count(*) AS swept, ${isolation} FROM deleted`
 
 const listSql = (names: Names): string =>
-  `SELECT k.work_id, k.state_version, k.state, ${epochMicros("k.expires_at")} AS expires_at,
+  `SELECT l.work_id, l.state_version, l.state, ${epochMicros("l.expires_at")} AS expires_at,
   CASE
-    WHEN k.exit = 'given-back' THEN k.prior_exit
-    WHEN k.exit = 'forgotten' THEN NULL
-    WHEN k.exit IS NOT NULL THEN k.exit
-    WHEN k.expires_at > c.now THEN 'held'
+    WHEN l.exit = 'given-back' THEN l.prior_exit
+    WHEN l.exit = 'forgotten' THEN NULL
+    WHEN l.exit IS NOT NULL THEN l.exit
+    WHEN l.expires_at > c.now THEN 'held'
     ELSE 'expired'
   END AS status,
-  CASE WHEN k.exit = 'given-back' THEN k.prior_holder_id ELSE k.holder_id END AS holder_id,
-  CASE WHEN k.exit = 'given-back' THEN k.prior_fencing_token ELSE k.fencing_token END AS fencing_token,
-  CASE WHEN k.exit IS NULL AND k.expires_at > c.now THEN k.terms_without_progress ELSE ${countAfter} END
+  CASE WHEN l.exit = 'given-back' THEN l.prior_holder_id ELSE l.holder_id END AS holder_id,
+  CASE WHEN l.exit = 'given-back' THEN l.prior_fencing_token ELSE l.fencing_token END AS fencing_token,
+  CASE WHEN l.exit IS NULL AND l.expires_at > c.now THEN l.terms_without_progress ELSE ${countAfter} END
     AS terms_without_progress
-FROM ${names.leases} k CROSS JOIN (SELECT clock_timestamp() AS now) c
-WHERE starts_with(k.work_id, $1::text) AND k.work_id COLLATE "C" >= $1::text
-  AND ($2::text IS NULL OR k.work_id COLLATE "C" > $2::text)
-ORDER BY k.work_id COLLATE "C"
+FROM ${names.leases} l CROSS JOIN (SELECT clock_timestamp() AS now) c
+WHERE starts_with(l.work_id, $1::text) AND l.work_id COLLATE "C" >= $1::text
+  AND ($2::text IS NULL OR l.work_id COLLATE "C" > $2::text)
+ORDER BY l.work_id COLLATE "C"
 LIMIT $3::bigint`
 
 /**
@@ -897,13 +985,13 @@ const makeStorage = (
   const sql = client.withoutTransforms()
 
   const text = {
-    acquire: forOneOrMany((input) => acquireSql(names, input)),
-    plainRenew: forOneOrMany((input) => plainRenewSql(names, input)),
+    acquire: { one: acquireOneSql(names), many: acquireManySql(names) },
+    plainRenew: forOneOrMany(names, plainRenew),
     renew: renewSql(names),
-    plainCheckpoint: forOneOrMany((input) => plainCheckpointSql(names, input)),
+    plainCheckpoint: forOneOrMany(names, plainCheckpoint),
     checkpoint: checkpointSql(names, true),
     checkpointJoined: checkpointSql(names, false),
-    plainRelease: forOneOrMany((input) => plainReleaseSql(names, input, notifies)),
+    plainRelease: plainReleaseSql(names, notifies),
     release: releaseSql(names, notifies),
     read: readSql(names),
     forget: forgetSql(names, notifies),
@@ -966,7 +1054,8 @@ const makeStorage = (
     text: { readonly one: string; readonly many: string },
     parameters: ReadonlyArray<ReadonlyArray<unknown>>
   ): Effect.Effect<ReadonlyArray<Row>, BackendError> =>
-    parameters[0].length === 1
+    // At a stricter level the one for many, which bounds how long it holds even what it only locks.
+    parameters[0].length === 1 && isReadCommitted
       ? run(operation, text.one, parameters.map((list) => list[0]))
       : run(operation, text.many, parameters)
 
@@ -993,7 +1082,7 @@ const makeStorage = (
       const failures = new Map<string, BackendError>()
       const decideOrFail = (rest: ReadonlyArray<Request>): Effect.Effect<ReadonlyArray<Row>> =>
         Effect.catch(decide(rest), (error) => {
-          if (rest.length > 1 && error.outcome === "rejected" && error.reason._tag === "Other") {
+          if (rest.length > 1 && mayBeOneItem(error)) {
             return Effect.map(Effect.forEach(rest, (request) => decideOrFail([request])), (rows) => rows.flat())
           }
           for (const { workId } of rest) failures.set(workId, error)
@@ -1517,8 +1606,6 @@ const inOrderOf = <Row extends ItemRow, Reply>(
     return row === undefined ? failures?.get(workId) : replyOf(row)
   }) as unknown as NonEmptyReadonlyArray<Reply | BackendError>
 }
-
-const forOneOrMany = (sql: (input: Input) => string) => ({ one: sql(oneItem), many: sql(manyItems) })
 
 const termParameters = (terms: ReadonlyArray<Backend.Term>) => [
   terms.map((_) => _.workId),

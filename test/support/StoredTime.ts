@@ -32,6 +32,9 @@ export const installStandingClock = Effect.forEach(
     `CREATE FUNCTION standing.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
   SELECT timestamptz 'epoch' + (SELECT last_value FROM standing.microseconds) * interval '1 microsecond'
 $$`,
+    `CREATE FUNCTION standing.statement_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
+  SELECT standing.clock_timestamp()
+$$`,
     `DO $$ BEGIN
   EXECUTE format('ALTER DATABASE %I SET search_path = standing, pg_catalog, public', current_database());
 END $$`,
