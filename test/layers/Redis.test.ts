@@ -384,14 +384,14 @@ describe.runIf(isTested)("Redis", () => {
         const server = yield* RedisServer.start()
         const [a, b] = [yield* processOf(server.url, "a"), yield* processOf(server.url, "b")]
         const { token } = yield* Effect.provide(Lease.acquire("job"), a)
-        for (let i = 0; i < 5; i++) {
+        for (let i = 0; i < 50; i++) {
           yield* server.command("ZADD", "worklease:{job}:waiting", "9007199254740991", `worklease:wakeups:dead-${i}`)
         }
         // One whose registration is over is cleaned up after.
         yield* server.command("ZADD", "worklease:{job}:waiting", "1", "worklease:wakeups:long-dead")
         yield* server.command("ZADD", "worklease:{job}:waiting", "2", "worklease:wakeups:long-dead-too")
         const waiting = yield* Effect.forkScoped(Effect.provide(Lease.acquire("job", { wait: true }), b))
-        yield* eventually("it has registered", Effect.map(waiters(server), (_) => _ === 6))
+        yield* eventually("it has registered", Effect.map(waiters(server), (_) => _ === 51))
         assert.notInclude(yield* server.command("ZRANGE", "worklease:{job}:waiting", "0", "-1"), "long-dead")
         yield* Effect.provide(Lease.release(token, "finished"), a)
         yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
