@@ -119,6 +119,8 @@ export const start = Effect.fnUntraced(function*(
     try: async () => {
       const child = spawn("sh", ["-c", shell, "sh", path, ...args], {
         stdio: ["pipe", "pipe", "ignore"],
+        // A signal for the group of the process that started it must not end the shell before it has cleaned up.
+        detached: true,
         // Only the last one takes it away.
         env: { ...process.env, WORKLEASE_DIR: directory }
       })
