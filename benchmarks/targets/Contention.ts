@@ -28,7 +28,7 @@ export const target = Target.make({
     "are those of all waiters, until each has had its last turn. The log of the server is searched for anything from WARNING on.",
   sizes: {
     full: { waiters: 200, seconds: 10, warmUp: 1, rounds: 3 },
-    quick: { waiters: 200, seconds: 2.5, warmUp: 1, rounds: 1 },
+    quick: { waiters: 200, seconds: 2, warmUp: 1, rounds: 1 },
     tiny: { waiters: 8, seconds: 1.5, warmUp: 0.2, rounds: 1 }
   },
   describe: ({ rounds, seconds, waiters }) =>

@@ -39,7 +39,7 @@ export const target = Target.make({
       fibers: 200,
       fewer: [10, 32],
       rounds: 2,
-      seconds: 0.7,
+      seconds: 0.5,
       warmUpSeconds: 0.2
     },
     tiny: { blocks: 2, turns: 5, warmUp: 5, fibers: 10, fewer: [3], rounds: 1, seconds: 0.1, warmUpSeconds: 0.05 }

@@ -348,49 +348,53 @@ interface LockedUpdate {
   readonly lock: "UPDATE" | "NO KEY UPDATE"
   /** Which rows are locked, of those with the work ID of an item. */
   readonly locks?: ((item: Item) => string) | undefined
+  /** Which of the locked rows are updated. */
+  readonly matches: (item: Item) => string
+  /** Whether those only that have not expired by then. */
+  readonly unexpired?: boolean | undefined
   readonly set: (item: Item) => string
-  readonly where: (item: Item) => string
   readonly returning: string
 }
 
 /**
  * Updates the rows `l` of a batch without waiting for one: they are locked in
- * the order of their work IDs, skipping what is locked already. What `where`
- * says is decided on locked rows, by a clock that is read after that. So no two
+ * the order of their work IDs, skipping what is locked already. What is updated
+ * is decided on locked rows, by a clock that is read after that. So no two
  * batches wait for each other, and no decision is older than its lock.
  *
  * A row is found again by the version that was locked, without a second look
- * into the index. One that is newer than the statement's snapshot is not found.
+ * into the index, and by nothing else: of more conditions the planner would
+ * conclude that they are met by one row, and compare each with each. One that
+ * is newer than the statement's snapshot is not found.
  */
-const updateMany = (names: Names, { items, lock, locks, returning, set, where }: LockedUpdate): string => {
+const updateMany = (names: Names, update: LockedUpdate): string => {
   const item: Item = (column) => `k.${column}`
   return `WITH locked AS MATERIALIZED (
-  SELECT k.*, l.ctid AS version, ${isolation}
-  FROM (${manyItems(items)}) k JOIN ${names.leases} l ON l.work_id = k.work_id
-  ${locks === undefined ? "" : `WHERE ${locks(item)}`}
+  SELECT k.*, l.ctid AS version, l.expires_at, (${update.matches(item)}) AS matches, ${isolation}
+  FROM (${manyItems(update.items)}) k JOIN ${names.leases} l ON l.work_id = k.work_id
+  ${update.locks === undefined ? "" : `WHERE ${update.locks(item)}`}
   ORDER BY l.work_id
-  FOR ${lock} OF l SKIP LOCKED
+  FOR ${update.lock} OF l SKIP LOCKED
 )
-UPDATE ${names.leases} l SET ${set(item)}
+UPDATE ${names.leases} l SET ${update.set(item)}
 FROM locked k
-WHERE l.ctid = k.version AND ${where(item)}
-RETURNING ${returning}, k.isolation`
+WHERE l.ctid = k.version AND k.matches${update.unexpired === true ? " AND k.expires_at > clock_timestamp()" : ""}
+RETURNING ${update.returning}, k.isolation`
 }
 
 /**
  * The same for one row. To get ready for the other would take a lone operation
  * longer than what it does.
  */
-const updateOne = (names: Names, { items, lock, locks, returning, set, where }: LockedUpdate): string => {
-  const item = itemOf(items)
-  return `UPDATE ${names.leases} l SET ${set(item)}
+const updateOne = (names: Names, update: LockedUpdate): string => {
+  const item = itemOf(update.items)
+  return `UPDATE ${names.leases} l SET ${update.set(item)}
 WHERE l.ctid = (
-  SELECT l.ctid FROM ${names.leases} l WHERE l.work_id = ${item("work_id")}${
-    locks === undefined ? "" : ` AND ${locks(item)}`
-  }
-  FOR ${lock} OF l SKIP LOCKED
-) AND ${where(item)}
-RETURNING ${returning}, ${isolation}`
+  SELECT l.ctid FROM ${names.leases} l
+  WHERE l.work_id = ${item("work_id")}${update.locks === undefined ? "" : ` AND ${update.locks(item)}`}
+  FOR ${update.lock} OF l SKIP LOCKED
+) AND ${update.matches(item)}${update.unexpired === true ? " AND l.expires_at > clock_timestamp()" : ""}
+RETURNING ${update.returning}, ${isolation}`
 }
 
 const forOneOrMany = (names: Names, update: LockedUpdate) => ({
@@ -446,7 +450,7 @@ const take: LockedUpdate = {
     yield_requested = false,
     yield_deadline = NULL,
     trace_context = NULL`,
-  where: () => `l.fencing_token < ${maxToken}`,
+  matches: () => `l.fencing_token < ${maxToken}`,
   returning: acquiredColumns
 }
 
@@ -583,7 +587,8 @@ const plainRenew: LockedUpdate = {
   items: renewItems,
   lock: "NO KEY UPDATE",
   set: (item) => `expires_at = clock_timestamp() + ${interval(item("ttl"))}`,
-  where: (item) => `${isCurrent(item)} AND l.expires_at > clock_timestamp() AND NOT l.yield_requested`,
+  matches: (item) => `${isCurrent(item)} AND NOT l.yield_requested`,
+  unexpired: true,
   returning: extended
 }
 
@@ -625,7 +630,7 @@ const plainCheckpoint: LockedUpdate = {
   sequence = ${item("new_sequence")},
   state_version = ${item("new_state_version")},
   state = ${item("new_state")}`,
-  where: (item) => `${isCurrent(item)} AND ${item("new_sequence")} > l.sequence AND NOT l.yield_requested`,
+  matches: (item) => `${isCurrent(item)} AND ${item("new_sequence")} > l.sequence AND NOT l.yield_requested`,
   returning: extended
 }
 
@@ -708,7 +713,8 @@ const plainRelease = (notified: string): LockedUpdate => ({
   items: releaseItems,
   lock: "NO KEY UPDATE",
   set: (item) => releaseRow(item, "clock_timestamp()"),
-  where: (item) => `${isCurrent(item)} AND l.expires_at > clock_timestamp()`,
+  matches: isCurrent,
+  unexpired: true,
   returning: `l.work_id, ${notified} AS notified`
 })
 
