@@ -110,7 +110,9 @@ export interface Options {
  * applied, so make it one that may be repeated.
  *
  * Every key must be in the slot of the lease, also where there is no cluster
- * yet: put `hashTag(workId)` into it. Another key fails with `InvalidConfig`.
+ * yet: put `hashTag(workId)` into it. Another key fails with `InvalidConfig`,
+ * and so does one that begins as those of the backend do, with its prefix and
+ * `:{`.
  *
  * @category services
  * @since 0.1.0
@@ -125,7 +127,10 @@ export class FencedWrites extends Context.Service<FencedWrites, {
   /**
    * Runs a Lua script with `KEYS` and `ARGV` as it expects them, and answers
    * what it returns. The text of a script should not vary: the server keeps
-   * each.
+   * each. Fails with `InvalidConfig` if it begins with `#!`, and with
+   * `BackendError` if it is not valid Lua (`rejected`), and if it raises or
+   * returns an error: its outcome is `unknown` then, because what it has
+   * written before stays.
    */
   readonly eval: (token: Lease.AnyToken, script: {
     readonly lua: string
@@ -317,6 +322,9 @@ local function wake(waiting, workId)
 end
 
 local function answer(answerOne)
+  -- The settings are the server's, and another script may have changed them.
+  if cjson.decode_max_depth() < 8 then cjson.decode_max_depth(8) end
+  if cjson.encode_max_depth() < 8 then cjson.encode_max_depth(8) end
   local replies = {}
   for i, item in ipairs(cjson.decode(ARGV[1])) do
     local ok, reply = pcall(answerOne, item, i)
@@ -587,7 +595,19 @@ const passOnScript = scriptOf(batchOf({
   return {'Done'}`
 }))
 
-/** The user's script is a function of its own keys and arguments, and cannot see those of the lease. */
+/** In Lua's long brackets, of a level that the text does not end. */
+const quoted = (lua: string): string => {
+  let level = ""
+  while (lua.includes(`]${level}`)) level += "="
+  return `[${level}[${lua}]${level}]`
+}
+
+/**
+ * The user's script is compiled by itself, so that it can neither end the check
+ * nor meet its locals, and gets the `KEYS` and `ARGV` that it expects. What it
+ * fails with becomes a reply: the server's own errors then are those of before
+ * it ran.
+ */
 const fencedScript = (lua: string): Script =>
   scriptOf(`#!lua
 ${prelude}
@@ -599,10 +619,14 @@ local function rest(list, from)
   for i = from, #list do result[#result + 1] = list[i] end
   return result
 end
-local function write(KEYS, ARGV)
-${lua}
-end
-return {'Done', write(rest(KEYS, 2), rest(ARGV, 3))}`)
+local write, mistake = loadstring(${quoted(`local KEYS, ARGV = ... ${lua}\n`)}, '=script')
+if not write then return {'Invalid', mistake} end
+local ok, result = pcall(write, rest(KEYS, 2), rest(ARGV, 3))
+local failure = nil
+if not ok then failure = result elseif type(result) == 'table' then failure = rawget(result, 'err') end
+if failure == nil then return {'Done', result} end
+if type(failure) == 'table' then failure = rawget(failure, 'err') end
+return {'Failed', tostring(failure)}`)
 
 const setScript = fencedScript("return redis.call('SET', KEYS[1], ARGV[1])")
 
@@ -1057,13 +1081,34 @@ const make = Effect.fnUntraced(function*(options: Options) {
           })
         )
       }
+      const own = keys.find((key) => key.startsWith(`${prefix}:{`))
+      if (own !== undefined) {
+        return Effect.fail(
+          new InvalidConfig({
+            field: "key",
+            why: `${JSON.stringify(own)} is where the leases are. Begin your keys with something else`
+          })
+        )
+      }
       return Effect.flatMap(
         evaluate("fencedWrite", script, [keyOf(term.workId), ...keys], [...termArgs(term), ...args]),
-        (reply): Effect.Effect<unknown, Fenced | LeaseExpired> => {
+        (reply): Effect.Effect<unknown, Fenced | LeaseExpired | BackendError> => {
           const [answer, result] = reply as ReadonlyArray<unknown>
-          return answer === "Done"
-            ? Effect.succeed(result)
-            : Effect.fail(answer === "Fenced" ? new Fenced(term) : new LeaseExpired(term))
+          switch (answer) {
+            case "Done":
+              return Effect.succeed(result)
+            case "Fenced":
+              return Effect.fail(new Fenced(term))
+            case "Expired":
+              return Effect.fail(new LeaseExpired(term))
+          }
+          const cause = withoutArguments(new Error(String(result)))
+          return Effect.fail(
+            answer === "Invalid"
+              ? backendError("fencedWrite", "rejected", new Other({ cause, why: "the script is not valid Lua" }))
+              // It may have written before.
+              : backendError("fencedWrite", "unknown", new Other({ cause, why: "the script failed" }))
+          )
         }
       )
     })
@@ -1072,6 +1117,11 @@ const make = Effect.fnUntraced(function*(options: Options) {
     set: (token, key, value) => Effect.asVoid(fenced(token, setScript, [key], [value])),
     eval: (token, { args, keys, lua }) =>
       Effect.suspend(() => {
+        if (lua.startsWith("#!")) {
+          return Effect.fail(
+            new InvalidConfig({ field: "lua", why: "it must not begin with #!: flags are not its own" })
+          )
+        }
         let script = scripts.get(lua)
         if (script === undefined) scripts.set(lua, script = fencedScript(lua))
         return fenced(token, script, keys, args ?? [])

@@ -208,6 +208,13 @@ describe.runIf(isTested)("Redis", () => {
       yield* Layer.build(Layer.provide(Redis.layer, clientOf(server.url)))
     }))
 
+  it.live("does not mind the JSON settings that another script has left", () =>
+    Effect.gen(function*() {
+      const { context, server } = yield* own()
+      yield* server.command("EVAL", "cjson.encode_max_depth(1) cjson.decode_max_depth(1)", "0")
+      yield* Effect.provide(take("job"), context)
+    }))
+
   it.live("an item that cannot be done does not keep the others from theirs", () =>
     Effect.gen(function*() {
       const { context, server } = yield* own()
@@ -489,8 +496,53 @@ describe.runIf(isTested)("Redis", () => {
         const error = yield* Effect.flip(writes.set(token, "balance", "one"))
         assert.strictEqual(error._tag, "InvalidConfig")
         assert.include(error.message, "{job}")
-        const failed = yield* Effect.flip(writes.eval(token, { lua: "return redis.call('NONSENSE')", keys: [] }))
-        assert.strictEqual(failed._tag, "BackendError")
+        for (const key of ["worklease:{job}", "worklease:{job}:waiting", "worklease:{job}:mine"]) {
+          assert.strictEqual((yield* Effect.flip(writes.set(token, key, "one")))._tag, "InvalidConfig", key)
+        }
+        yield* writes.set(token, `balance:${Redis.hashTag("job")}`, "one")
+      }))
+
+    it.live("a script that fails, or returns an error, may have written: its outcome is unknown, and it ran once", () =>
+      Effect.gen(function*() {
+        const { context, server } = yield* own()
+        const a = yield* leases(context, "a")
+        const writes = Context.get(context, Redis.FencedWrites)
+        const { token } = yield* Effect.provide(Lease.acquire("job"), a)
+        const key = `runs:${Redis.hashTag("job")}`
+        const ends = [
+          "redis.call('LPUSH', KEYS[1], 'x')",
+          "error('NOSCRIPT forged')",
+          "error({err = 'NOSCRIPT forged'})",
+          "error({})",
+          "return redis.pcall('LPUSH', KEYS[1], 'x')",
+          "return redis.error_reply('NOSCRIPT forged')",
+          "return redis.call('NONSENSE')"
+        ]
+        for (const [index, end] of ends.entries()) {
+          const lua = `redis.call('INCR', KEYS[1]) ${end}`
+          const error = yield* Effect.flip(writes.eval(token, { lua, keys: [key] }))
+          assert.strictEqual(error._tag, "BackendError", end)
+          assert.strictEqual(says(error as LeaseError.BackendError), "unknown Other", end)
+          assert.include(yield* server.command("GET", key), `\r\n${index + 1}\r\n`, end)
+        }
+      }))
+
+    it.live("a script is one of its own: it cannot end the check, nor meet its names", () =>
+      Effect.gen(function*() {
+        const { context } = yield* own()
+        const a = yield* leases(context, "a")
+        const writes = Context.get(context, Redis.FencedWrites)
+        const { token } = yield* Effect.provide(Lease.acquire("job"), a)
+        for (const lua of ["return 1 end do", "end local function x()", "not Lua", "]] ]=] return"]) {
+          const error = yield* Effect.flip(writes.eval(token, { lua, keys: [] }))
+          assert.strictEqual(error._tag, "BackendError", lua)
+          assert.strictEqual(says(error as LeaseError.BackendError), "rejected Other", lua)
+        }
+        const flags = yield* Effect.flip(writes.eval(token, { lua: "#!lua flags=allow-oom\nreturn 1", keys: [] }))
+        assert.strictEqual(flags._tag, "InvalidConfig")
+        const builtin =
+          "local list = {{']]', ']=]'}} return load(function() end) and rawget(_G, 'now') == nil and list[1][1]"
+        assert.strictEqual(yield* writes.eval(token, { lua: `${builtin} -- the end`, keys: [] }), "]]")
       }))
   })
 
