@@ -252,6 +252,12 @@ const prefixOf = (options: Options): Effect.Effect<string, InvalidConfig> => {
 // -----------------------------------------------------------------------------
 
 /**
+ * After how many bytes of states a script answers `Later` to the rest of its
+ * items, and leaves them as they are: nobody else is served meanwhile.
+ */
+const maxReplyBytes = 2 * 1024 * 1024
+
+/**
  * A record is a hash; what is not there is an empty string. Times are in
  * microseconds, which a double holds exactly for two centuries. Tokens and
  * sequences need not fit one: they stay decimal strings.
@@ -313,6 +319,7 @@ end
 -- Tells one of those who wait, another one each time. Nobody hears it where that one has died, or is connected to
 -- another node.
 local function wake(waiting, workId)
+  if not waiting then return end
   local channels = redis.pcall('ZRANGEBYSCORE', waiting, '(' .. text(now), '+inf', 'LIMIT', 0, 100)
   if channels.err then return end
   for i = 1, #channels do
@@ -326,12 +333,15 @@ local function answer(answerOne)
   if cjson.decode_max_depth() < 8 then cjson.decode_max_depth(8) end
   if cjson.encode_max_depth() < 8 then cjson.encode_max_depth(8) end
   local replies = {}
+  local bytes = 0
   for i, item in ipairs(cjson.decode(ARGV[1])) do
-    local ok, reply = pcall(answerOne, item, i)
-    if ok then
-      replies[i] = reply
+    if bytes >= ${maxReplyBytes} then
+      replies[i] = {'Later'}
     else
-      replies[i] = {'Error', type(reply) == 'table' and reply.err or tostring(reply)}
+      local ok, reply = pcall(answerOne, item, i)
+      if not ok then reply = {'Error', type(reply) == 'table' and reply.err or tostring(reply)} end
+      replies[i] = reply
+      for _, value in ipairs(reply) do bytes = bytes + #value end
     end
   end
   return cjson.encode(replies)
@@ -349,9 +359,10 @@ end
 const batchOf = (options: {
   readonly keys: number
   readonly item: string
-  readonly allowOutOfMemory?: boolean
+  /** What it does on a server that takes no writes, or is full. */
+  readonly flags?: "no-writes" | "allow-oom"
 }): string =>
-  `${options.allowOutOfMemory === true ? "#!lua flags=allow-oom" : "#!lua"}
+  `#!lua${options.flags === undefined ? "" : ` flags=${options.flags}`}
 ${prelude}
 return answer(function(item, i)
   local keys = (i - 1) * ${options.keys}
@@ -383,7 +394,7 @@ const scriptOf = (lua: string): Script => {
 
 const maxToken = "9223372036854775807"
 
-/** Keys: the record, the mark of its slot. */
+/** Keys: the record, the mark of its slot. Without the mark, it takes no work ID that it does not know. */
 const acquireScript = scriptOf(batchOf({
   keys: 2,
   item: `
@@ -403,6 +414,7 @@ const acquireScript = scriptOf(batchOf({
     if isHeld(row) then return {'Held', row.holder, text(row.expires - now)} end
     previous = row.token
   else
+    if not mark then return {'Error', 'TRYAGAIN the slot is on its way to another node'} end
     previous = redis.call('GET', mark) or '0'
   end
   if not less(previous, '${maxToken}') then return {'TokenExhausted'} end
@@ -420,7 +432,7 @@ const acquireScript = scriptOf(batchOf({
 /** The few fields that an extension needs. A renewal may be all that a full server can still do. */
 const renewScript = scriptOf(batchOf({
   keys: 1,
-  allowOutOfMemory: true,
+  flags: "allow-oom",
   item: `
   local key = KEYS[keys + 1]
   local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'yield')
@@ -450,10 +462,10 @@ const checkpointScript = scriptOf(batchOf({
   return extended(expires, values[5])`
 }))
 
-/** Keys: the record, who waits for it. */
+/** Keys: the record, who waits for it. Without the latter, nobody is told. */
 const releaseScript = scriptOf(batchOf({
   keys: 2,
-  allowOutOfMemory: true,
+  flags: "allow-oom",
   item: `
   local key = KEYS[keys + 1]
   local holder, token, exit, interrupted = item[1], item[2], item[3], item[4]
@@ -486,6 +498,7 @@ const releaseScript = scriptOf(batchOf({
 
 const readScript = scriptOf(batchOf({
   keys: 1,
+  flags: "no-writes",
   item: `
   local values = redis.call('HMGET', KEYS[keys + 1], 'holder', 'token', 'version', 'state')
   if values[1] ~= item[1] or values[2] ~= item[2] then return {'Fenced'} end
@@ -494,7 +507,7 @@ const readScript = scriptOf(batchOf({
 
 const forgetScript = scriptOf(batchOf({
   keys: 2,
-  allowOutOfMemory: true,
+  flags: "allow-oom",
   item: `
   local key = KEYS[keys + 1]
   local row = load(key)
@@ -508,7 +521,7 @@ const forgetScript = scriptOf(batchOf({
 
 const requestYieldScript = scriptOf(batchOf({
   keys: 1,
-  allowOutOfMemory: true,
+  flags: "allow-oom",
   item: `
   local key, deadline = KEYS[keys + 1], item[1]
   local row = load(key)
@@ -545,6 +558,7 @@ return swept`)
 
 const recordsScript = scriptOf(batchOf({
   keys: 1,
+  flags: "no-writes",
   item: `
   local key = KEYS[keys + 1]
   local row = load(key)
@@ -582,6 +596,7 @@ const registerScript = scriptOf(batchOf({
 
 const unregisterScript = scriptOf(batchOf({
   keys: 1,
+  flags: "allow-oom",
   item: `
   redis.call('ZREM', KEYS[keys + 1], item[1])
   return {'Done'}`
@@ -589,6 +604,7 @@ const unregisterScript = scriptOf(batchOf({
 
 const passOnScript = scriptOf(batchOf({
   keys: 1,
+  flags: "allow-oom",
   item: `
   redis.call('ZREM', KEYS[keys + 1], item[1])
   wake(KEYS[keys + 1], item[2])
@@ -619,7 +635,7 @@ local function rest(list, from)
   for i = from, #list do result[#result + 1] = list[i] end
   return result
 end
-local write, mistake = loadstring(${quoted(`local KEYS, ARGV = ... ${lua}\n`)}, '=script')
+local write, mistake = loadstring(${quoted(`local KEYS, ARGV = ...; ${lua}\n`)}, '=script')
 if not write then return {'Invalid', mistake} end
 local ok, result = pcall(write, rest(KEYS, 2), rest(ARGV, 3))
 local failure = nil
@@ -677,7 +693,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
 
   const isCluster = yield* inspect(redis, evaluate, prefix, options)
 
-  /** Sends a batch, as one script or as one for each slot. */
+  /** Sends a batch, as one script or as one for each slot, and in as many parts as its replies take. */
   const run = <Request, A>(options: {
     readonly operation: string
     readonly script: Script
@@ -688,38 +704,79 @@ const make = Effect.fnUntraced(function*(options: Options) {
     readonly replyOf: (reply: Reply) => A
   }): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
     const { operation, requests } = options
-    const send = (requests: ReadonlyArray<Request>): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
-      const items = JSON.stringify(requests.map(options.argsOf))
+    const replies = Arr.makeBy(requests.length, (): A | BackendError | undefined => undefined)
+
+    /** Answers what is to be sent again. What failed by itself has written nothing. */
+    const sendOnce = (indices: ReadonlyArray<number>, keysOf: (request: Request) => ReadonlyArray<string>) => {
+      const items = JSON.stringify(indices.map((index) => options.argsOf(requests[index])))
       return Effect.map(
-        evaluate(operation, options.script, requests.flatMap(options.keysOf), [items]),
-        (replies) =>
-          (JSON.parse(replies as string) as ReadonlyArray<Reply>).map((reply) =>
-            // What failed by itself has written nothing.
-            reply[0] === "Error" ? toBackendError(operation, new Error(reply[1]), "rejected") : options.replyOf(reply)
-          )
+        evaluate(operation, options.script, indices.flatMap((index) => keysOf(requests[index])), [items]),
+        (answer) => {
+          const later: Array<number> = []
+          for (const [i, reply] of (JSON.parse(answer as string) as ReadonlyArray<Reply>).entries()) {
+            if (reply[0] === "Later") later.push(indices[i])
+            else {
+              replies[indices[i]] = reply[0] === "Error"
+                ? toBackendError(operation, new Error(reply[1]), "rejected")
+                : options.replyOf(reply)
+            }
+          }
+          return later
+        }
       )
     }
-    if (!isCluster || requests.length === 1) return send(requests)
-    const bySlot = new Map<number, Array<number>>()
-    requests.forEach((request, index) => {
-      const slot = slotOfTag(encoded(options.workIdOf(request)))
-      const indices = bySlot.get(slot)
-      if (indices === undefined) bySlot.set(slot, [index])
-      else indices.push(index)
-    })
-    const replies = Arr.makeBy(requests.length, (): A | BackendError | undefined => undefined)
-    return Effect.as(
+
+    const fail = (indices: ReadonlyArray<number>, error: BackendError) => {
+      for (const index of indices) replies[index] = error
+    }
+
+    /**
+     * While a slot is on its way to another node, commands with several keys are
+     * refused. Those with one are not: then each record goes by itself.
+     */
+    const sendSingly = (indices: ReadonlyArray<number>) =>
       Effect.forEach(
-        bySlot.values(),
-        (indices) =>
-          Effect.map(Effect.result(send(indices.map((index) => requests[index]))), (result) => {
-            indices.forEach((index, i) => {
-              replies[index] = Result.isSuccess(result) ? result.success[i] : result.failure
-            })
+        indices,
+        (index) =>
+          Effect.matchEffect(sendOnce([index], (request) => options.keysOf(request).slice(0, 1)), {
+            onSuccess: () => Effect.void,
+            onFailure: (error) => Effect.sync(() => fail([index], error))
           }),
+        { concurrency: 16, discard: true }
+      )
+
+    const send = (indices: ReadonlyArray<number>): Effect.Effect<void, BackendError> =>
+      Effect.matchEffect(sendOnce(indices, options.keysOf), {
+        onSuccess: (later): Effect.Effect<void, BackendError> =>
+          later.length === 0
+            ? Effect.void
+            // Those before have their answers, whatever becomes of these.
+            : Effect.catch(send(later), (error) => Effect.sync(() => fail(later, error))),
+        onFailure: (error) => {
+          switch (codeOf(causeOf(error))) {
+            case "TRYAGAIN":
+              return sendSingly(indices)
+            // It would refuse each by itself as well.
+            case "OOM":
+              return Effect.sync(() => fail(indices, error))
+          }
+          return Effect.fail(error)
+        }
+      })
+
+    const done = () => replies as ReadonlyArray<A | BackendError>
+    const all = requests.map((_, index) => index)
+    if (!isCluster || requests.length === 1) return Effect.map(send(all), done)
+    const bySlot = Object.values(
+      Arr.groupBy(all, (index) => String(slotOfTag(encoded(options.workIdOf(requests[index])))))
+    )
+    return Effect.map(
+      Effect.forEach(
+        bySlot,
+        (indices) => Effect.catch(send(indices), (error) => Effect.sync(() => fail(indices, error))),
         { concurrency: "unbounded", discard: true }
       ),
-      replies as ReadonlyArray<A | BackendError>
+      done
     )
   }
 
@@ -911,21 +968,51 @@ const make = Effect.fnUntraced(function*(options: Options) {
       )
       : Arr.chunksOf(workIds, maxRecords)
 
-  const list: Backend.Backend["Service"]["list"] = Effect.fnUntraced(function*({ after, limit, prefix }) {
+  /** The first work IDs after one, in byte order, and whether there are no more. */
+  const firstAfter = Effect.fnUntraced(function*(after: Option.Option<string>, limit: number, prefix: string) {
     // A step may meet a key again, and while slots move, two nodes may have it.
-    const found = new Set<string>()
+    let found = new Set<string>()
+    let isAll = true
+    let last: string | undefined
+    const keepFirst = () => {
+      const sorted = Array.from(found).sort(compareBytes)
+      if (sorted.length <= limit) return sorted
+      isAll = false
+      sorted.length = limit
+      last = sorted[limit - 1]
+      found = new Set(sorted)
+      return sorted
+    }
     for (const node of yield* nodes) {
       let cursor = "0"
       do {
         const step = yield* scan("list", node, cursor, prefix)
         for (const workId of step.workIds) {
-          if (Option.isNone(after) || compareBytes(workId, after.value) > 0) found.add(workId)
+          if (Option.isSome(after) && compareBytes(workId, after.value) <= 0) continue
+          if (last === undefined || compareBytes(workId, last) < 0) found.add(workId)
         }
+        if (found.size > 2 * limit) keepFirst()
         cursor = step.next
       } while (cursor !== "0")
     }
+    return { workIds: keepFirst(), isAll }
+  })
+
+  const list: Backend.Backend["Service"]["list"] = Effect.fnUntraced(function*({ after, limit, prefix }) {
     const records: Array<Backend.LeaseRecord> = []
-    for (const workIds of Arr.chunksOf(Array.from(found).sort(compareBytes), maxRecords)) {
+    while (records.length < limit) {
+      const first = yield* firstAfter(after, limit - records.length, prefix)
+      records.push(...yield* recordsOf(first.workIds))
+      if (first.isAll) break
+      // Where some were swept meanwhile, others follow: a page that is not full is the last one.
+      after = Arr.last(first.workIds)
+    }
+    return records
+  })
+
+  const recordsOf = Effect.fnUntraced(function*(all: ReadonlyArray<string>) {
+    const records: Array<Backend.LeaseRecord> = []
+    for (const workIds of Arr.chunksOf(all, maxRecords)) {
       const replies = yield* run<string, Reply>({
         operation: "list",
         script: recordsScript,
@@ -936,7 +1023,6 @@ const make = Effect.fnUntraced(function*(options: Options) {
         replyOf: (reply) => reply
       })
       for (const [index, reply] of replies.entries()) {
-        if (records.length === limit) return records
         if (reply instanceof BackendError) return yield* reply
         // It was swept meanwhile.
         if (reply[0] !== "Done") continue
@@ -1241,14 +1327,17 @@ const extendReply = ([tag, expires, yieldRequest]: Reply): Backend.ExtendReply =
     })
   }
 
-/** UTF-16 and UTF-8 order strings differently beyond the basic plane. */
+/** Where a code unit of UTF-16 comes among others as UTF-8 orders them: surrogates come last. */
+const rank = (unit: number): number => unit < 0xd800 ? unit : unit < 0xe000 ? unit + 0x2000 : unit - 0x800
+
+/** Orders as the bytes of UTF-8 would, without encoding: there may be many to sort. */
 const compareBytes = (a: string, b: string): number => {
-  const left = utf8Encoder.encode(a)
-  const right = utf8Encoder.encode(b)
-  for (let i = 0; i < Math.min(left.length, right.length); i++) {
-    if (left[i] !== right[i]) return left[i] - right[i]
+  const length = Math.min(a.length, b.length)
+  for (let i = 0; i < length; i++) {
+    const [left, right] = [a.charCodeAt(i), b.charCodeAt(i)]
+    if (left !== right) return rank(left) - rank(right)
   }
-  return left.length - right.length
+  return a.length - b.length
 }
 
 // -----------------------------------------------------------------------------
@@ -1264,6 +1353,8 @@ const backendError = (
 /** The first word of what the server says, which names the error. */
 const codeOf = (cause: unknown): string | undefined =>
   cause instanceof Error ? /^([A-Z][A-Z0-9]+)(?: |$)/.exec(cause.message)?.[1] : undefined
+
+const causeOf = ({ reason }: BackendError): unknown => "cause" in reason ? reason.cause : undefined
 
 /** The server repeats the arguments of a command that it does not know; they hold checkpoints. */
 const withoutArguments = (cause: unknown): unknown => {
@@ -1303,6 +1394,8 @@ const toBackendError = (
     case "CLUSTERDOWN":
     case "TRYAGAIN":
     case "NOREPLICAS":
+    // It cannot write its snapshot just now.
+    case "MISCONF":
       return backendError(operation, "rejected", new Unreachable({ cause }))
     case "BUSY":
       return backendError(operation, "rejected", new TimedOut({ cause }))
@@ -1312,7 +1405,6 @@ const toBackendError = (
     case "OOM":
       return backendError(operation, "rejected", new Other({ cause, why: outOfMemory }))
     case "NOSCRIPT":
-    case "MISCONF":
     case "CROSSSLOT":
     case "WRONGTYPE":
       return backendError(operation, "rejected", new Other({ cause }))
