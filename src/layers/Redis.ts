@@ -83,9 +83,9 @@ export interface Options {
   /**
    * Whether a server is taken that may evict keys, that is, whose
    * `maxmemory-policy` is not `noeviction`: it may forget any lease and any
-   * checkpoint at any time, so that two holders work at once. Where the
-   * server does not let itself be asked, `true` skips the question. Defaults
-   * to `false`.
+   * checkpoint at any time, so that two holders work at once. A server
+   * that does not tell it, or does not let itself be asked, takes `true`.
+   * Defaults to `false`.
    */
   readonly allowEviction?: boolean | undefined
   /**
@@ -141,7 +141,7 @@ export class FencedWrites extends Context.Service<FencedWrites, {
 
 /**
  * Provides a `Backend` and `FencedWrites`. Asks the server what it is: fails
- * with `InvalidConfig` if it may evict keys, and with `BackendError` if it
+ * with `InvalidConfig` if it may evict keys or does not tell, and with `BackendError` if it
  * cannot be asked.
  *
  * @category layers
@@ -317,12 +317,12 @@ local function extended(expires, yield)
 end
 
 -- Tells one of those who wait, another one each time. Nobody hears it where that one has died, or is connected to
--- another node.
+-- another node. Whom none of a few tries has reached, polls.
 local function wake(waiting, workId)
   if not waiting then return end
   local channels = redis.pcall('ZRANGEBYSCORE', waiting, '(' .. text(now), '+inf', 'LIMIT', 0, 100)
   if channels.err then return end
-  for i = 1, #channels do
+  for i = 1, math.min(#channels, 5) do
     local heard = redis.pcall('PUBLISH', channels[(now + i) % #channels + 1], workId)
     if type(heard) == 'number' and heard > 0 then return end
   end
@@ -530,9 +530,10 @@ const requestYieldScript = scriptOf(batchOf({
   return {'Done'}`
 }))
 
-/** One step through the keys of the node that has the first key. */
+/** One step through the keys of the node that runs it, and which one of a cluster that is. */
 const scanScript = scriptOf(`#!lua flags=no-writes
-return redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3], 'TYPE', 'hash')`)
+local step = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3], 'TYPE', 'hash')
+return {step[1], step[2], ARGV[4] == '1' and redis.call('CLUSTER', 'MYID') or ''}`)
 
 /** Keys: the record, the mark of its slot, who waits for it. Deletes a part of them at most. */
 const sweepScript = scriptOf(`#!lua flags=allow-oom
@@ -657,6 +658,9 @@ const scanCount = "1000"
 
 /** How many records one script reads or deletes at most: nobody else is served meanwhile. */
 const maxRecords = 200
+
+/** How many steps one sweep takes at most, so that it ends however many keys there are. The next one goes on. */
+const maxSweepSteps = 1000
 
 const wakeupTimeout = Duration.seconds(5)
 
@@ -906,57 +910,66 @@ const make = Effect.fnUntraced(function*(options: Options) {
   // all records
   // ---------------------------------------------------------------------------
 
-  /** For each node that has records a key by which it is reached. */
-  const nodes: Effect.Effect<ReadonlyArray<string>, BackendError> = isCluster
+  const nodes: Effect.Effect<ReadonlyArray<Node>, BackendError> = isCluster
     ? clusterNodes(redis, prefix)
-    : Effect.succeed([`${prefix}:{0}`])
+    : Effect.succeed([{ id: "", keys: [`${prefix}:{0}`] }])
 
   /** One step through the keys of a node. Answers the work IDs that it met. */
-  const scan = (operation: string, node: string, cursor: string, workIdPrefix: string) =>
-    Effect.map(
-      evaluate(operation, scanScript, [node], [
-        cursor,
-        `${literally(`${prefix}:{${encoded(workIdPrefix)}`)}*}`,
-        scanCount
-      ]),
-      (reply) => {
-        const [next, keys] = reply as readonly [string, ReadonlyArray<string>]
-        return { next, workIds: keys.map((key) => decoded(key.slice(prefix.length + 2, -1))) }
-      }
-    )
+  const scan = (operation: string, node: Node, cursor: string, workIdPrefix: string) => {
+    const pattern = `${literally(`${prefix}:{${encoded(workIdPrefix)}`)}*}`
+    const byKey = (index: number): Effect.Effect<readonly [string, ReadonlyArray<string>, string], BackendError> =>
+      Effect.flatMap(
+        evaluate(operation, scanScript, [node.keys[index]], [cursor, pattern, scanCount, isCluster ? "1" : ""]),
+        (reply) => {
+          const step = reply as readonly [string, ReadonlyArray<string>, string]
+          if (step[2] === node.id) return Effect.succeed(step)
+          // While the slot of the key is on its way to another node, that one may be asked. Another slot may stay.
+          if (index + 1 < node.keys.length) return byKey(index + 1)
+          const cause = new Error(`the slots of the node ${node.id} are on their way to other nodes`)
+          return Effect.fail(backendError(operation, "rejected", new Unreachable({ cause })))
+        }
+      )
+    return Effect.map(byKey(0), ([next, keys]) => ({
+      next,
+      workIds: keys.map((key) => decoded(key.slice(prefix.length + 2, -1)))
+    }))
+  }
 
-  /** Where the last sweep has ended, so that the next one does not begin with what it has seen. */
+  /** From where the next sweep goes on, also where this one is cut short: it must not see the same keys for ever. */
   let position = { node: "", cursor: "0" }
 
   const sweep: Backend.Backend["Service"]["sweep"] = Effect.fnUntraced(function*({ limit, retention }) {
     const age = micros(Duration.max(retention, minimumRetention))
     const all = yield* nodes
-    const from = all.indexOf(position.node)
-    const resumed = from !== -1 && position.cursor !== "0"
-    const rest = resumed ? all.slice(from) : []
-    let cursor = resumed ? position.cursor : "0"
+    const known = all.findIndex(({ id }) => id === position.node)
+    const from = Math.max(known, 0)
+    let cursor = known === -1 ? "0" : position.cursor
+    // A node whose middle comes first is begun again at the end.
+    const round = all.slice(from).concat(all.slice(0, cursor === "0" ? from : from + 1))
     let swept = 0
-    for (const node of rest.concat(all)) {
+    let steps = 0
+    for (const [index, node] of round.entries()) {
       do {
+        if (steps++ === maxSweepSteps) return swept
         const step = yield* scan("sweep", node, cursor, "")
         for (const group of groupsOf(step.workIds)) {
-          if (swept === limit) {
-            position = { node, cursor }
-            return swept
-          }
+          if (swept === limit) return swept
           swept += Number(
             yield* evaluate(
               "sweep",
               sweepScript,
               group.flatMap((workId) => [keyOf(workId), markKeyOf(workId)]),
               [age, String(limit - swept)]
+            ).pipe(
+              // What is on its way to another node is left to a later sweep.
+              Effect.catchIf((error) => codeOf(causeOf(error)) === "TRYAGAIN", () => Effect.succeed(0))
             )
           )
         }
         cursor = step.next
+        position = { node: cursor === "0" ? all[(from + index + 1) % all.length].id : node.id, cursor }
       } while (cursor !== "0")
     }
-    position = { node: "", cursor: "0" }
     return swept
   })
 
@@ -1188,7 +1201,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
             case "Expired":
               return Effect.fail(new LeaseExpired(term))
           }
-          const cause = withoutArguments(new Error(String(result)))
+          const cause = new Error(String(result).split(", with args beginning with")[0])
           return Effect.fail(
             answer === "Invalid"
               ? backendError("fencedWrite", "rejected", new Other({ cause, why: "the script is not valid Lua" }))
@@ -1229,22 +1242,40 @@ type Evaluate = (
   args: ReadonlyArray<string>
 ) => Effect.Effect<unknown, BackendError>
 
+/** A node that has records, and keys of some of its slots, by which it is reached. */
+interface Node {
+  readonly id: string
+  readonly keys: ReadonlyArray<string>
+}
+
+const maxKeysOfNode = 8
+
 const clusterNodes = (
   redis: EffectRedis.Redis["Service"],
   prefix: string
-): Effect.Effect<ReadonlyArray<string>, BackendError> =>
-  redis.send<ReadonlyArray<readonly [number, number, readonly [string, number, ...Array<unknown>]]>>("CLUSTER", "SLOTS")
-    .pipe(
-      Effect.mapError((error) => toBackendError("list", error.cause)),
-      Effect.map((ranges) => {
-        const nodes = new Map<string, string>()
-        for (const [first, , [host, port]] of ranges) {
-          const node = `${host}:${port}`
-          if (!nodes.has(node)) nodes.set(node, `${prefix}:{${tagOfSlot(first)}}`)
-        }
-        return Array.from(nodes.values())
-      })
-    )
+): Effect.Effect<ReadonlyArray<Node>, BackendError> =>
+  redis.send<
+    ReadonlyArray<readonly [number, number, readonly [string, number, string, ...Array<unknown>]]>
+  >("CLUSTER", "SLOTS").pipe(
+    Effect.mapError((error) => toBackendError("list", error.cause)),
+    Effect.map((ranges) => {
+      // By their IDs: a node may not know its own host, and several may have the same one to those outside.
+      const slots = new Map<string, Array<number>>()
+      for (const [first, last, [, , id]] of ranges) {
+        const own = slots.get(id) ?? []
+        for (let slot = first; slot <= last; slot++) own.push(slot)
+        slots.set(id, own)
+      }
+      return Array.from(slots, ([id, own]): Node => ({
+        id,
+        // Far apart: slots that move together are neighbors.
+        keys: Arr.makeBy(
+          Math.min(maxKeysOfNode, own.length),
+          (i) => `${prefix}:{${tagOfSlot(own[Math.floor(i * own.length / Math.min(maxKeysOfNode, own.length))])}}`
+        )
+      }))
+    })
+  )
 
 /** Asks whether the server is a cluster, and refuses one that forgets what it should keep. */
 const inspect = Effect.fnUntraced(function*(
@@ -1263,7 +1294,7 @@ const inspect = Effect.fnUntraced(function*(
   const infos = isCluster
     ? Effect.flatMap(
       clusterNodes(redis, prefix),
-      (nodes) => Effect.forEach(nodes, (node) => evaluate("connect", infoScript, [node], ["memory"]))
+      (nodes) => Effect.forEach(nodes, ({ keys }) => evaluate("connect", infoScript, keys.slice(0, 1), ["memory"]))
     )
     : Effect.map(
       Effect.mapError(redis.send("INFO", "memory"), (error) => toBackendError("connect", error.cause)),
@@ -1271,10 +1302,13 @@ const inspect = Effect.fnUntraced(function*(
     )
   for (const info of yield* infos) {
     const policy = fieldOf(info, "maxmemory_policy")
-    if (policy !== undefined && policy !== "noeviction") {
+    if (policy !== "noeviction") {
       return yield* new InvalidConfig({
         field: "maxmemory-policy",
-        why: `the server's is ${policy}, which may delete leases and checkpoints when memory is short. ` +
+        why:
+          `the server ${
+            policy === undefined ? "does not tell its own" : `has ${policy}`
+          }, which may delete leases and checkpoints when memory is short. ` +
           "Set it to noeviction, use another server, or, if losing them is acceptable, set allowEviction"
       })
     }
@@ -1356,12 +1390,14 @@ const codeOf = (cause: unknown): string | undefined =>
 
 const causeOf = ({ reason }: BackendError): unknown => "cause" in reason ? reason.cause : undefined
 
-/** The server repeats the arguments of a command that it does not know; they hold checkpoints. */
-const withoutArguments = (cause: unknown): unknown => {
-  if (!(cause instanceof Error)) return cause
-  const end = cause.message.indexOf(", with args beginning with")
-  return end === -1 ? cause : new Error(cause.message.slice(0, end))
-}
+/**
+ * Drivers attach the command to an error that the server names, and the server
+ * repeats the arguments of a command that it does not know; they hold checkpoints.
+ */
+const withoutArguments = (cause: unknown): unknown =>
+  cause instanceof Error && codeOf(cause) !== undefined
+    ? new Error(cause.message.split(", with args beginning with")[0])
+    : cause
 
 const notFollowed = "the server is one node of a cluster, and the client does not follow its redirections. " +
   "Build the Redis service from the cluster client of the driver"

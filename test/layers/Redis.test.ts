@@ -221,6 +221,9 @@ describe.runIf(isTested)("Redis", () => {
       assert.include(error.message, "noeviction")
       assert.include(error.message, "allowEviction")
       yield* Layer.build(Layer.provide(Redis.layerWith({ allowEviction: true }), clientOf(server.url)))
+      const silent = yield* Effect.flip(observed(server.url, (send) => (command, ...args) =>
+        command === "INFO" ? Effect.succeed("# Memory" as any) : send(command, ...args)))
+      assert.strictEqual(silent._tag, "InvalidConfig")
       yield* server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
       yield* Layer.build(Layer.provide(Redis.layer, clientOf(server.url)))
     }))
@@ -309,6 +312,37 @@ describe.runIf(isTested)("Redis", () => {
       }).pipe(Effect.provide(context))
     }))
 
+  it.live("a sweep that was cut short goes on where it was", () =>
+    Effect.gen(function*() {
+      const server = yield* RedisServer.start()
+      const cursors: Array<string> = []
+      let failing = false
+      const context = yield* observed(server.url, (send) => (command, ...args) => {
+        // Only the steps through the keys have a count.
+        if (!args.includes("1000")) return send(command, ...args)
+        if (failing && cursors.length === 3) {
+          return Effect.fail(new EffectRedis.RedisError({ cause: new Error("LOADING") }))
+        }
+        cursors.push(args[3])
+        return send(command, ...args)
+      })
+      yield* server.command(
+        "EVAL",
+        "for i = 1, 20000 do redis.call('HSET', 'worklease:{' .. i .. '}', 'holder', 'a') end",
+        "0"
+      )
+      const sweep = Context.get(context, Backend.Backend).sweep({ retention: Duration.zero, limit: 10 })
+      failing = true
+      yield* Effect.flip(sweep)
+      assert.strictEqual(cursors.length, 3)
+      const last = cursors[2]
+      failing = false
+      cursors.length = 0
+      yield* Effect.exit(sweep)
+      assert.notStrictEqual(cursors[0], "0")
+      assert.notStrictEqual(cursors[0], last, "the third step is done")
+    }))
+
   it.live("does not mind the JSON settings that another script has left", () =>
     Effect.gen(function*() {
       const { context, server } = yield* own()
@@ -371,7 +405,9 @@ describe.runIf(isTested)("Redis", () => {
     it.live("a server that cannot write its snapshot heals by itself: rejected, unreachable", () =>
       Effect.gen(function*() {
         const server = yield* RedisServer.start()
-        const cause = new Error("MISCONF Redis is configured to save RDB snapshots, but it's currently unable to")
+        const cause = Object.assign(new Error("MISCONF Redis is configured to save RDB snapshots, but cannot"), {
+          command: { args: ["secret"] }
+        })
         const context = yield* observed(
           server.url,
           (send) => (command, ...args) =>
@@ -379,6 +415,8 @@ describe.runIf(isTested)("Redis", () => {
         )
         const error = yield* failureOf(Context.get(context, Backend.Backend).acquire([acquireRequest("job")]))
         assert.strictEqual(says(error), "rejected Unreachable")
+        const { reason } = error
+        assert.notStrictEqual("cause" in reason ? reason.cause : undefined, cause, "it may carry what was sent")
       }))
 
     it.live("a user without permission is told so, and no password shows", () =>
@@ -521,19 +559,30 @@ describe.runIf(isTested)("Redis", () => {
       30_000
     )
 
+    it.live("a release does not try for long to reach those who have died", () =>
+      Effect.gen(function*() {
+        const { context, server } = yield* own()
+        const term = yield* Effect.provide(take("job"), context)
+        for (let i = 0; i < 50; i++) {
+          yield* server.command("ZADD", "worklease:{job}:waiting", "9007199254740991", `worklease:wakeups:dead-${i}`)
+        }
+        yield* Effect.provide(release(term), context)
+        assert.include(yield* server.command("INFO", "commandstats"), "cmdstat_publish:calls=5,")
+      }))
+
     it.live("who has died is passed over: another is told", () =>
       Effect.gen(function*() {
         const server = yield* RedisServer.start()
         const [a, b] = [yield* processOf(server.url, "a"), yield* processOf(server.url, "b")]
         const { token } = yield* Effect.provide(Lease.acquire("job"), a)
-        for (let i = 0; i < 50; i++) {
+        for (let i = 0; i < 4; i++) {
           yield* server.command("ZADD", "worklease:{job}:waiting", "9007199254740991", `worklease:wakeups:dead-${i}`)
         }
         // One whose registration is over is cleaned up after.
         yield* server.command("ZADD", "worklease:{job}:waiting", "1", "worklease:wakeups:long-dead")
         yield* server.command("ZADD", "worklease:{job}:waiting", "2", "worklease:wakeups:long-dead-too")
         const waiting = yield* Effect.forkScoped(Effect.provide(Lease.acquire("job", { wait: true }), b))
-        yield* eventually("it has registered", Effect.map(waiters(server), (_) => _ === 51))
+        yield* eventually("it has registered", Effect.map(waiters(server), (_) => _ === 5))
         assert.notInclude(yield* server.command("ZRANGE", "worklease:{job}:waiting", "0", "-1"), "long-dead")
         yield* Effect.provide(Lease.release(token, "finished"), a)
         yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
@@ -927,6 +976,34 @@ for _, key in ipairs(keys) do if redis.call('HGET', key, 'exit') == 'forgotten' 
       }),
     60_000
   )
+
+  it.live("while slots move, a list sees every node", () =>
+    Effect.gen(function*() {
+      const nodes = yield* RedisServer.startCluster
+      const context = yield* Layer.build(
+        Layer.provideMerge(Redis.layer, clusterClientOf(nodes.map((_) => _.port)))
+      )
+      yield* Effect.gen(function*() {
+        const backend = yield* Backend.Backend
+        const workIds = Array.from({ length: 30 }, (_, i) => `job-${i}`)
+        for (const workId of workIds) yield* take(workId)
+        const ids = yield* Effect.forEach(
+          nodes,
+          (node) => Effect.map(node.command("CLUSTER", "MYID"), (reply) => reply.split("\r\n")[1])
+        )
+        const move = (slot: number) =>
+          Effect.andThen(
+            nodes[0].command("CLUSTER", "SETSLOT", String(slot), "MIGRATING", ids[1]),
+            nodes[1].command("CLUSTER", "SETSLOT", String(slot), "IMPORTING", ids[0])
+          )
+        const list = backend.list({ prefix: "", after: Option.none(), limit: 100 })
+        yield* move(0)
+        assert.sameMembers((yield* list).map((_) => _.workId), workIds)
+        // All those by which the node may be reached.
+        for (let i = 1; i < 8; i++) yield* move(Math.floor(i * 5461 / 8))
+        assert.strictEqual(says(yield* Effect.flip(list)), "rejected Unreachable")
+      }).pipe(Effect.provide(context))
+    }), 60_000)
 
   it.live("a node that may evict keys is found whichever it is", () =>
     Effect.gen(function*() {
