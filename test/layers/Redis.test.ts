@@ -343,6 +343,20 @@ describe.runIf(isTested)("Redis", () => {
       assert.notStrictEqual(cursors[0], last, "the third step is done")
     }))
 
+  it.live("a sweep ends, however many keys there are", () =>
+    Effect.gen(function*() {
+      const server = yield* RedisServer.start()
+      let steps = 0
+      const context = yield* observed(server.url, (send) => (command, ...args) => {
+        if (!args.includes("1000")) return send(command, ...args)
+        steps++
+        return Effect.succeed<any>(["7", [], ""])
+      })
+      const sweep = Context.get(context, Backend.Backend).sweep({ retention: Duration.zero, limit: 10 })
+      assert.strictEqual(yield* sweep.pipe(Effect.timeout("5 seconds")), 0)
+      assert.strictEqual(steps, 1000)
+    }))
+
   it.live("does not mind the JSON settings that another script has left", () =>
     Effect.gen(function*() {
       const { context, server } = yield* own()
@@ -972,6 +986,8 @@ for _, key in ipairs(keys) do if redis.call('HGET', key, 'exit') == 'forgotten' 
           const again = yield* take("job-0", "b")
           assert.strictEqual((yield* backend.forget(again))._tag, "Done")
           assert.strictEqual((yield* backend.forget(terms[1]))._tag, "Done")
+          // What cannot be swept now is left to a later sweep.
+          assert.strictEqual(yield* backend.sweep({ retention: Duration.zero, limit: 10 }), 0)
         }).pipe(Effect.provide(context))
       }),
     60_000
