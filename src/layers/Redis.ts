@@ -83,9 +83,9 @@ export interface Options {
   /**
    * Whether a server is taken that may evict keys, that is, whose
    * `maxmemory-policy` is not `noeviction`: it may forget any lease and any
-   * checkpoint at any time, so that two holders work at once. Where the
-   * server does not let itself be asked, `true` skips the question. Defaults
-   * to `false`.
+   * checkpoint at any time, so that two holders work at once. A server
+   * that does not tell it, or does not let itself be asked, takes `true`.
+   * Defaults to `false`.
    */
   readonly allowEviction?: boolean | undefined
   /**
@@ -110,7 +110,9 @@ export interface Options {
  * applied, so make it one that may be repeated.
  *
  * Every key must be in the slot of the lease, also where there is no cluster
- * yet: put `hashTag(workId)` into it. Another key fails with `InvalidConfig`.
+ * yet: put `hashTag(workId)` into it. Another key fails with `InvalidConfig`,
+ * and so does one that begins as those of the backend do, with its prefix and
+ * `:{`.
  *
  * @category services
  * @since 0.1.0
@@ -125,7 +127,10 @@ export class FencedWrites extends Context.Service<FencedWrites, {
   /**
    * Runs a Lua script with `KEYS` and `ARGV` as it expects them, and answers
    * what it returns. The text of a script should not vary: the server keeps
-   * each.
+   * each. Fails with `InvalidConfig` if it begins with `#!`, and with
+   * `BackendError` if it is not valid Lua (`rejected`), and if it raises or
+   * returns an error: its outcome is `unknown` then, because what it has
+   * written before stays.
    */
   readonly eval: (token: Lease.AnyToken, script: {
     readonly lua: string
@@ -136,7 +141,7 @@ export class FencedWrites extends Context.Service<FencedWrites, {
 
 /**
  * Provides a `Backend` and `FencedWrites`. Asks the server what it is: fails
- * with `InvalidConfig` if it may evict keys, and with `BackendError` if it
+ * with `InvalidConfig` if it may evict keys or does not tell, and with `BackendError` if it
  * cannot be asked.
  *
  * @category layers
@@ -247,6 +252,12 @@ const prefixOf = (options: Options): Effect.Effect<string, InvalidConfig> => {
 // -----------------------------------------------------------------------------
 
 /**
+ * After how many bytes of states a script answers `Later` to the rest of its
+ * items, and leaves them as they are: nobody else is served meanwhile.
+ */
+const maxReplyBytes = 2 * 1024 * 1024
+
+/**
  * A record is a hash; what is not there is an empty string. Times are in
  * microseconds, which a double holds exactly for two centuries. Tokens and
  * sequences need not fit one: they stay decimal strings.
@@ -306,24 +317,31 @@ local function extended(expires, yield)
 end
 
 -- Tells one of those who wait, another one each time. Nobody hears it where that one has died, or is connected to
--- another node.
+-- another node. Whom none of a few tries has reached, polls.
 local function wake(waiting, workId)
+  if not waiting then return end
   local channels = redis.pcall('ZRANGEBYSCORE', waiting, '(' .. text(now), '+inf', 'LIMIT', 0, 100)
   if channels.err then return end
-  for i = 1, #channels do
+  for i = 1, math.min(#channels, 5) do
     local heard = redis.pcall('PUBLISH', channels[(now + i) % #channels + 1], workId)
     if type(heard) == 'number' and heard > 0 then return end
   end
 end
 
 local function answer(answerOne)
+  -- The settings are the server's, and another script may have changed them.
+  if cjson.decode_max_depth() < 8 then cjson.decode_max_depth(8) end
+  if cjson.encode_max_depth() < 8 then cjson.encode_max_depth(8) end
   local replies = {}
+  local bytes = 0
   for i, item in ipairs(cjson.decode(ARGV[1])) do
-    local ok, reply = pcall(answerOne, item, i)
-    if ok then
-      replies[i] = reply
+    if bytes >= ${maxReplyBytes} then
+      replies[i] = {'Later'}
     else
-      replies[i] = {'Error', type(reply) == 'table' and reply.err or tostring(reply)}
+      local ok, reply = pcall(answerOne, item, i)
+      if not ok then reply = {'Error', type(reply) == 'table' and reply.err or tostring(reply)} end
+      replies[i] = reply
+      for _, value in ipairs(reply) do bytes = bytes + #value end
     end
   end
   return cjson.encode(replies)
@@ -341,9 +359,10 @@ end
 const batchOf = (options: {
   readonly keys: number
   readonly item: string
-  readonly allowOutOfMemory?: boolean
+  /** What it does on a server that takes no writes, or is full. */
+  readonly flags?: "no-writes" | "allow-oom"
 }): string =>
-  `${options.allowOutOfMemory === true ? "#!lua flags=allow-oom" : "#!lua"}
+  `#!lua${options.flags === undefined ? "" : ` flags=${options.flags}`}
 ${prelude}
 return answer(function(item, i)
   local keys = (i - 1) * ${options.keys}
@@ -375,7 +394,7 @@ const scriptOf = (lua: string): Script => {
 
 const maxToken = "9223372036854775807"
 
-/** Keys: the record, the mark of its slot. */
+/** Keys: the record, the mark of its slot. Without the mark, it takes no work ID that it does not know. */
 const acquireScript = scriptOf(batchOf({
   keys: 2,
   item: `
@@ -395,6 +414,7 @@ const acquireScript = scriptOf(batchOf({
     if isHeld(row) then return {'Held', row.holder, text(row.expires - now)} end
     previous = row.token
   else
+    if not mark then return {'Error', 'TRYAGAIN the slot is on its way to another node'} end
     previous = redis.call('GET', mark) or '0'
   end
   if not less(previous, '${maxToken}') then return {'TokenExhausted'} end
@@ -412,7 +432,7 @@ const acquireScript = scriptOf(batchOf({
 /** The few fields that an extension needs. A renewal may be all that a full server can still do. */
 const renewScript = scriptOf(batchOf({
   keys: 1,
-  allowOutOfMemory: true,
+  flags: "allow-oom",
   item: `
   local key = KEYS[keys + 1]
   local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'yield')
@@ -442,10 +462,10 @@ const checkpointScript = scriptOf(batchOf({
   return extended(expires, values[5])`
 }))
 
-/** Keys: the record, who waits for it. */
+/** Keys: the record, who waits for it. Without the latter, nobody is told. */
 const releaseScript = scriptOf(batchOf({
   keys: 2,
-  allowOutOfMemory: true,
+  flags: "allow-oom",
   item: `
   local key = KEYS[keys + 1]
   local holder, token, exit, interrupted = item[1], item[2], item[3], item[4]
@@ -478,6 +498,7 @@ const releaseScript = scriptOf(batchOf({
 
 const readScript = scriptOf(batchOf({
   keys: 1,
+  flags: "no-writes",
   item: `
   local values = redis.call('HMGET', KEYS[keys + 1], 'holder', 'token', 'version', 'state')
   if values[1] ~= item[1] or values[2] ~= item[2] then return {'Fenced'} end
@@ -486,7 +507,7 @@ const readScript = scriptOf(batchOf({
 
 const forgetScript = scriptOf(batchOf({
   keys: 2,
-  allowOutOfMemory: true,
+  flags: "allow-oom",
   item: `
   local key = KEYS[keys + 1]
   local row = load(key)
@@ -500,7 +521,7 @@ const forgetScript = scriptOf(batchOf({
 
 const requestYieldScript = scriptOf(batchOf({
   keys: 1,
-  allowOutOfMemory: true,
+  flags: "allow-oom",
   item: `
   local key, deadline = KEYS[keys + 1], item[1]
   local row = load(key)
@@ -509,9 +530,10 @@ const requestYieldScript = scriptOf(batchOf({
   return {'Done'}`
 }))
 
-/** One step through the keys of the node that has the first key. */
+/** One step through the keys of the node that runs it, and which one of a cluster that is. */
 const scanScript = scriptOf(`#!lua flags=no-writes
-return redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3], 'TYPE', 'hash')`)
+local step = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3], 'TYPE', 'hash')
+return {step[1], step[2], ARGV[4] == '1' and redis.call('CLUSTER', 'MYID') or ''}`)
 
 /** Keys: the record, the mark of its slot, who waits for it. Deletes a part of them at most. */
 const sweepScript = scriptOf(`#!lua flags=allow-oom
@@ -537,6 +559,7 @@ return swept`)
 
 const recordsScript = scriptOf(batchOf({
   keys: 1,
+  flags: "no-writes",
   item: `
   local key = KEYS[keys + 1]
   local row = load(key)
@@ -574,6 +597,7 @@ const registerScript = scriptOf(batchOf({
 
 const unregisterScript = scriptOf(batchOf({
   keys: 1,
+  flags: "allow-oom",
   item: `
   redis.call('ZREM', KEYS[keys + 1], item[1])
   return {'Done'}`
@@ -581,13 +605,26 @@ const unregisterScript = scriptOf(batchOf({
 
 const passOnScript = scriptOf(batchOf({
   keys: 1,
+  flags: "allow-oom",
   item: `
   redis.call('ZREM', KEYS[keys + 1], item[1])
   wake(KEYS[keys + 1], item[2])
   return {'Done'}`
 }))
 
-/** The user's script is a function of its own keys and arguments, and cannot see those of the lease. */
+/** In Lua's long brackets, of a level that the text does not end. */
+const quoted = (lua: string): string => {
+  let level = ""
+  while (lua.includes(`]${level}`)) level += "="
+  return `[${level}[${lua}]${level}]`
+}
+
+/**
+ * The user's script is compiled by itself, so that it can neither end the check
+ * nor meet its locals, and gets the `KEYS` and `ARGV` that it expects. What it
+ * fails with becomes a reply: the server's own errors then are those of before
+ * it ran.
+ */
 const fencedScript = (lua: string): Script =>
   scriptOf(`#!lua
 ${prelude}
@@ -599,10 +636,14 @@ local function rest(list, from)
   for i = from, #list do result[#result + 1] = list[i] end
   return result
 end
-local function write(KEYS, ARGV)
-${lua}
-end
-return {'Done', write(rest(KEYS, 2), rest(ARGV, 3))}`)
+local write, mistake = loadstring(${quoted(`local KEYS, ARGV = ...; ${lua}\n`)}, '=script')
+if not write then return {'Invalid', mistake} end
+local ok, result = pcall(write, rest(KEYS, 2), rest(ARGV, 3))
+local failure = nil
+if not ok then failure = result elseif type(result) == 'table' then failure = rawget(result, 'err') end
+if failure == nil then return {'Done', result} end
+if type(failure) == 'table' then failure = rawget(failure, 'err') end
+return {'Failed', tostring(failure)}`)
 
 const setScript = fencedScript("return redis.call('SET', KEYS[1], ARGV[1])")
 
@@ -617,6 +658,9 @@ const scanCount = "1000"
 
 /** How many records one script reads or deletes at most: nobody else is served meanwhile. */
 const maxRecords = 200
+
+/** How many steps one sweep takes at most, so that it ends however many keys there are. The next one goes on. */
+const maxSweepSteps = 1000
 
 const wakeupTimeout = Duration.seconds(5)
 
@@ -653,7 +697,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
 
   const isCluster = yield* inspect(redis, evaluate, prefix, options)
 
-  /** Sends a batch, as one script or as one for each slot. */
+  /** Sends a batch, as one script or as one for each slot, and in as many parts as its replies take. */
   const run = <Request, A>(options: {
     readonly operation: string
     readonly script: Script
@@ -664,38 +708,79 @@ const make = Effect.fnUntraced(function*(options: Options) {
     readonly replyOf: (reply: Reply) => A
   }): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
     const { operation, requests } = options
-    const send = (requests: ReadonlyArray<Request>): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
-      const items = JSON.stringify(requests.map(options.argsOf))
+    const replies = Arr.makeBy(requests.length, (): A | BackendError | undefined => undefined)
+
+    /** Answers what is to be sent again. What failed by itself has written nothing. */
+    const sendOnce = (indices: ReadonlyArray<number>, keysOf: (request: Request) => ReadonlyArray<string>) => {
+      const items = JSON.stringify(indices.map((index) => options.argsOf(requests[index])))
       return Effect.map(
-        evaluate(operation, options.script, requests.flatMap(options.keysOf), [items]),
-        (replies) =>
-          (JSON.parse(replies as string) as ReadonlyArray<Reply>).map((reply) =>
-            // What failed by itself has written nothing.
-            reply[0] === "Error" ? toBackendError(operation, new Error(reply[1]), "rejected") : options.replyOf(reply)
-          )
+        evaluate(operation, options.script, indices.flatMap((index) => keysOf(requests[index])), [items]),
+        (answer) => {
+          const later: Array<number> = []
+          for (const [i, reply] of (JSON.parse(answer as string) as ReadonlyArray<Reply>).entries()) {
+            if (reply[0] === "Later") later.push(indices[i])
+            else {
+              replies[indices[i]] = reply[0] === "Error"
+                ? toBackendError(operation, new Error(reply[1]), "rejected")
+                : options.replyOf(reply)
+            }
+          }
+          return later
+        }
       )
     }
-    if (!isCluster || requests.length === 1) return send(requests)
-    const bySlot = new Map<number, Array<number>>()
-    requests.forEach((request, index) => {
-      const slot = slotOfTag(encoded(options.workIdOf(request)))
-      const indices = bySlot.get(slot)
-      if (indices === undefined) bySlot.set(slot, [index])
-      else indices.push(index)
-    })
-    const replies = Arr.makeBy(requests.length, (): A | BackendError | undefined => undefined)
-    return Effect.as(
+
+    const fail = (indices: ReadonlyArray<number>, error: BackendError) => {
+      for (const index of indices) replies[index] = error
+    }
+
+    /**
+     * While a slot is on its way to another node, commands with several keys are
+     * refused. Those with one are not: then each record goes by itself.
+     */
+    const sendSingly = (indices: ReadonlyArray<number>) =>
       Effect.forEach(
-        bySlot.values(),
-        (indices) =>
-          Effect.map(Effect.result(send(indices.map((index) => requests[index]))), (result) => {
-            indices.forEach((index, i) => {
-              replies[index] = Result.isSuccess(result) ? result.success[i] : result.failure
-            })
+        indices,
+        (index) =>
+          Effect.matchEffect(sendOnce([index], (request) => options.keysOf(request).slice(0, 1)), {
+            onSuccess: () => Effect.void,
+            onFailure: (error) => Effect.sync(() => fail([index], error))
           }),
+        { concurrency: 16, discard: true }
+      )
+
+    const send = (indices: ReadonlyArray<number>): Effect.Effect<void, BackendError> =>
+      Effect.matchEffect(sendOnce(indices, options.keysOf), {
+        onSuccess: (later): Effect.Effect<void, BackendError> =>
+          later.length === 0
+            ? Effect.void
+            // Those before have their answers, whatever becomes of these.
+            : Effect.catch(send(later), (error) => Effect.sync(() => fail(later, error))),
+        onFailure: (error) => {
+          switch (codeOf(causeOf(error))) {
+            case "TRYAGAIN":
+              return sendSingly(indices)
+            // It would refuse each by itself as well.
+            case "OOM":
+              return Effect.sync(() => fail(indices, error))
+          }
+          return Effect.fail(error)
+        }
+      })
+
+    const done = () => replies as ReadonlyArray<A | BackendError>
+    const all = requests.map((_, index) => index)
+    if (!isCluster || requests.length === 1) return Effect.map(send(all), done)
+    const bySlot = Object.values(
+      Arr.groupBy(all, (index) => String(slotOfTag(encoded(options.workIdOf(requests[index])))))
+    )
+    return Effect.map(
+      Effect.forEach(
+        bySlot,
+        (indices) => Effect.catch(send(indices), (error) => Effect.sync(() => fail(indices, error))),
         { concurrency: "unbounded", discard: true }
       ),
-      replies as ReadonlyArray<A | BackendError>
+      done
     )
   }
 
@@ -825,57 +910,66 @@ const make = Effect.fnUntraced(function*(options: Options) {
   // all records
   // ---------------------------------------------------------------------------
 
-  /** For each node that has records a key by which it is reached. */
-  const nodes: Effect.Effect<ReadonlyArray<string>, BackendError> = isCluster
+  const nodes: Effect.Effect<ReadonlyArray<Node>, BackendError> = isCluster
     ? clusterNodes(redis, prefix)
-    : Effect.succeed([`${prefix}:{0}`])
+    : Effect.succeed([{ id: "", keys: [`${prefix}:{0}`] }])
 
   /** One step through the keys of a node. Answers the work IDs that it met. */
-  const scan = (operation: string, node: string, cursor: string, workIdPrefix: string) =>
-    Effect.map(
-      evaluate(operation, scanScript, [node], [
-        cursor,
-        `${literally(`${prefix}:{${encoded(workIdPrefix)}`)}*}`,
-        scanCount
-      ]),
-      (reply) => {
-        const [next, keys] = reply as readonly [string, ReadonlyArray<string>]
-        return { next, workIds: keys.map((key) => decoded(key.slice(prefix.length + 2, -1))) }
-      }
-    )
+  const scan = (operation: string, node: Node, cursor: string, workIdPrefix: string) => {
+    const pattern = `${literally(`${prefix}:{${encoded(workIdPrefix)}`)}*}`
+    const byKey = (index: number): Effect.Effect<readonly [string, ReadonlyArray<string>, string], BackendError> =>
+      Effect.flatMap(
+        evaluate(operation, scanScript, [node.keys[index]], [cursor, pattern, scanCount, isCluster ? "1" : ""]),
+        (reply) => {
+          const step = reply as readonly [string, ReadonlyArray<string>, string]
+          if (step[2] === node.id) return Effect.succeed(step)
+          // While the slot of the key is on its way to another node, that one may be asked. Another slot may stay.
+          if (index + 1 < node.keys.length) return byKey(index + 1)
+          const cause = new Error(`the slots of the node ${node.id} are on their way to other nodes`)
+          return Effect.fail(backendError(operation, "rejected", new Unreachable({ cause })))
+        }
+      )
+    return Effect.map(byKey(0), ([next, keys]) => ({
+      next,
+      workIds: keys.map((key) => decoded(key.slice(prefix.length + 2, -1)))
+    }))
+  }
 
-  /** Where the last sweep has ended, so that the next one does not begin with what it has seen. */
+  /** From where the next sweep goes on, also where this one is cut short: it must not see the same keys for ever. */
   let position = { node: "", cursor: "0" }
 
   const sweep: Backend.Backend["Service"]["sweep"] = Effect.fnUntraced(function*({ limit, retention }) {
     const age = micros(Duration.max(retention, minimumRetention))
     const all = yield* nodes
-    const from = all.indexOf(position.node)
-    const resumed = from !== -1 && position.cursor !== "0"
-    const rest = resumed ? all.slice(from) : []
-    let cursor = resumed ? position.cursor : "0"
+    const known = all.findIndex(({ id }) => id === position.node)
+    const from = Math.max(known, 0)
+    let cursor = known === -1 ? "0" : position.cursor
+    // A node whose middle comes first is begun again at the end.
+    const round = all.slice(from).concat(all.slice(0, cursor === "0" ? from : from + 1))
     let swept = 0
-    for (const node of rest.concat(all)) {
+    let steps = 0
+    for (const [index, node] of round.entries()) {
       do {
+        if (steps++ === maxSweepSteps) return swept
         const step = yield* scan("sweep", node, cursor, "")
         for (const group of groupsOf(step.workIds)) {
-          if (swept === limit) {
-            position = { node, cursor }
-            return swept
-          }
+          if (swept === limit) return swept
           swept += Number(
             yield* evaluate(
               "sweep",
               sweepScript,
               group.flatMap((workId) => [keyOf(workId), markKeyOf(workId)]),
               [age, String(limit - swept)]
+            ).pipe(
+              // What is on its way to another node is left to a later sweep.
+              Effect.catchIf((error) => codeOf(causeOf(error)) === "TRYAGAIN", () => Effect.succeed(0))
             )
           )
         }
         cursor = step.next
+        position = { node: cursor === "0" ? all[(from + index + 1) % all.length].id : node.id, cursor }
       } while (cursor !== "0")
     }
-    position = { node: "", cursor: "0" }
     return swept
   })
 
@@ -887,21 +981,51 @@ const make = Effect.fnUntraced(function*(options: Options) {
       )
       : Arr.chunksOf(workIds, maxRecords)
 
-  const list: Backend.Backend["Service"]["list"] = Effect.fnUntraced(function*({ after, limit, prefix }) {
+  /** The first work IDs after one, in byte order, and whether there are no more. */
+  const firstAfter = Effect.fnUntraced(function*(after: Option.Option<string>, limit: number, prefix: string) {
     // A step may meet a key again, and while slots move, two nodes may have it.
-    const found = new Set<string>()
+    let found = new Set<string>()
+    let isAll = true
+    let last: string | undefined
+    const keepFirst = () => {
+      const sorted = Array.from(found).sort(compareBytes)
+      if (sorted.length <= limit) return sorted
+      isAll = false
+      sorted.length = limit
+      last = sorted[limit - 1]
+      found = new Set(sorted)
+      return sorted
+    }
     for (const node of yield* nodes) {
       let cursor = "0"
       do {
         const step = yield* scan("list", node, cursor, prefix)
         for (const workId of step.workIds) {
-          if (Option.isNone(after) || compareBytes(workId, after.value) > 0) found.add(workId)
+          if (Option.isSome(after) && compareBytes(workId, after.value) <= 0) continue
+          if (last === undefined || compareBytes(workId, last) < 0) found.add(workId)
         }
+        if (found.size > 2 * limit) keepFirst()
         cursor = step.next
       } while (cursor !== "0")
     }
+    return { workIds: keepFirst(), isAll }
+  })
+
+  const list: Backend.Backend["Service"]["list"] = Effect.fnUntraced(function*({ after, limit, prefix }) {
     const records: Array<Backend.LeaseRecord> = []
-    for (const workIds of Arr.chunksOf(Array.from(found).sort(compareBytes), maxRecords)) {
+    while (records.length < limit) {
+      const first = yield* firstAfter(after, limit - records.length, prefix)
+      records.push(...yield* recordsOf(first.workIds))
+      if (first.isAll) break
+      // Where some were swept meanwhile, others follow: a page that is not full is the last one.
+      after = Arr.last(first.workIds)
+    }
+    return records
+  })
+
+  const recordsOf = Effect.fnUntraced(function*(all: ReadonlyArray<string>) {
+    const records: Array<Backend.LeaseRecord> = []
+    for (const workIds of Arr.chunksOf(all, maxRecords)) {
       const replies = yield* run<string, Reply>({
         operation: "list",
         script: recordsScript,
@@ -912,7 +1036,6 @@ const make = Effect.fnUntraced(function*(options: Options) {
         replyOf: (reply) => reply
       })
       for (const [index, reply] of replies.entries()) {
-        if (records.length === limit) return records
         if (reply instanceof BackendError) return yield* reply
         // It was swept meanwhile.
         if (reply[0] !== "Done") continue
@@ -1057,13 +1180,34 @@ const make = Effect.fnUntraced(function*(options: Options) {
           })
         )
       }
+      const own = keys.find((key) => key.startsWith(`${prefix}:{`))
+      if (own !== undefined) {
+        return Effect.fail(
+          new InvalidConfig({
+            field: "key",
+            why: `${JSON.stringify(own)} is where the leases are. Begin your keys with something else`
+          })
+        )
+      }
       return Effect.flatMap(
         evaluate("fencedWrite", script, [keyOf(term.workId), ...keys], [...termArgs(term), ...args]),
-        (reply): Effect.Effect<unknown, Fenced | LeaseExpired> => {
+        (reply): Effect.Effect<unknown, Fenced | LeaseExpired | BackendError> => {
           const [answer, result] = reply as ReadonlyArray<unknown>
-          return answer === "Done"
-            ? Effect.succeed(result)
-            : Effect.fail(answer === "Fenced" ? new Fenced(term) : new LeaseExpired(term))
+          switch (answer) {
+            case "Done":
+              return Effect.succeed(result)
+            case "Fenced":
+              return Effect.fail(new Fenced(term))
+            case "Expired":
+              return Effect.fail(new LeaseExpired(term))
+          }
+          const cause = new Error(String(result).split(", with args beginning with")[0])
+          return Effect.fail(
+            answer === "Invalid"
+              ? backendError("fencedWrite", "rejected", new Other({ cause, why: "the script is not valid Lua" }))
+              // It may have written before.
+              : backendError("fencedWrite", "unknown", new Other({ cause, why: "the script failed" }))
+          )
         }
       )
     })
@@ -1072,6 +1216,11 @@ const make = Effect.fnUntraced(function*(options: Options) {
     set: (token, key, value) => Effect.asVoid(fenced(token, setScript, [key], [value])),
     eval: (token, { args, keys, lua }) =>
       Effect.suspend(() => {
+        if (lua.startsWith("#!")) {
+          return Effect.fail(
+            new InvalidConfig({ field: "lua", why: "it must not begin with #!: flags are not its own" })
+          )
+        }
         let script = scripts.get(lua)
         if (script === undefined) scripts.set(lua, script = fencedScript(lua))
         return fenced(token, script, keys, args ?? [])
@@ -1093,22 +1242,40 @@ type Evaluate = (
   args: ReadonlyArray<string>
 ) => Effect.Effect<unknown, BackendError>
 
+/** A node that has records, and keys of some of its slots, by which it is reached. */
+interface Node {
+  readonly id: string
+  readonly keys: ReadonlyArray<string>
+}
+
+const maxKeysOfNode = 8
+
 const clusterNodes = (
   redis: EffectRedis.Redis["Service"],
   prefix: string
-): Effect.Effect<ReadonlyArray<string>, BackendError> =>
-  redis.send<ReadonlyArray<readonly [number, number, readonly [string, number, ...Array<unknown>]]>>("CLUSTER", "SLOTS")
-    .pipe(
-      Effect.mapError((error) => toBackendError("list", error.cause)),
-      Effect.map((ranges) => {
-        const nodes = new Map<string, string>()
-        for (const [first, , [host, port]] of ranges) {
-          const node = `${host}:${port}`
-          if (!nodes.has(node)) nodes.set(node, `${prefix}:{${tagOfSlot(first)}}`)
-        }
-        return Array.from(nodes.values())
-      })
-    )
+): Effect.Effect<ReadonlyArray<Node>, BackendError> =>
+  redis.send<
+    ReadonlyArray<readonly [number, number, readonly [string, number, string, ...Array<unknown>]]>
+  >("CLUSTER", "SLOTS").pipe(
+    Effect.mapError((error) => toBackendError("list", error.cause)),
+    Effect.map((ranges) => {
+      // By their IDs: a node may not know its own host, and several may have the same one to those outside.
+      const slots = new Map<string, Array<number>>()
+      for (const [first, last, [, , id]] of ranges) {
+        const own = slots.get(id) ?? []
+        for (let slot = first; slot <= last; slot++) own.push(slot)
+        slots.set(id, own)
+      }
+      return Array.from(slots, ([id, own]): Node => ({
+        id,
+        // Far apart: slots that move together are neighbors.
+        keys: Arr.makeBy(
+          Math.min(maxKeysOfNode, own.length),
+          (i) => `${prefix}:{${tagOfSlot(own[Math.floor(i * own.length / Math.min(maxKeysOfNode, own.length))])}}`
+        )
+      }))
+    })
+  )
 
 /** Asks whether the server is a cluster, and refuses one that forgets what it should keep. */
 const inspect = Effect.fnUntraced(function*(
@@ -1127,7 +1294,7 @@ const inspect = Effect.fnUntraced(function*(
   const infos = isCluster
     ? Effect.flatMap(
       clusterNodes(redis, prefix),
-      (nodes) => Effect.forEach(nodes, (node) => evaluate("connect", infoScript, [node], ["memory"]))
+      (nodes) => Effect.forEach(nodes, ({ keys }) => evaluate("connect", infoScript, keys.slice(0, 1), ["memory"]))
     )
     : Effect.map(
       Effect.mapError(redis.send("INFO", "memory"), (error) => toBackendError("connect", error.cause)),
@@ -1135,10 +1302,13 @@ const inspect = Effect.fnUntraced(function*(
     )
   for (const info of yield* infos) {
     const policy = fieldOf(info, "maxmemory_policy")
-    if (policy !== undefined && policy !== "noeviction") {
+    if (policy !== "noeviction") {
       return yield* new InvalidConfig({
         field: "maxmemory-policy",
-        why: `the server's is ${policy}, which may delete leases and checkpoints when memory is short. ` +
+        why:
+          `the server ${
+            policy === undefined ? "does not tell its own" : `has ${policy}`
+          }, which may delete leases and checkpoints when memory is short. ` +
           "Set it to noeviction, use another server, or, if losing them is acceptable, set allowEviction"
       })
     }
@@ -1191,14 +1361,17 @@ const extendReply = ([tag, expires, yieldRequest]: Reply): Backend.ExtendReply =
     })
   }
 
-/** UTF-16 and UTF-8 order strings differently beyond the basic plane. */
+/** Where a code unit of UTF-16 comes among others as UTF-8 orders them: surrogates come last. */
+const rank = (unit: number): number => unit < 0xd800 ? unit : unit < 0xe000 ? unit + 0x2000 : unit - 0x800
+
+/** Orders as the bytes of UTF-8 would, without encoding: there may be many to sort. */
 const compareBytes = (a: string, b: string): number => {
-  const left = utf8Encoder.encode(a)
-  const right = utf8Encoder.encode(b)
-  for (let i = 0; i < Math.min(left.length, right.length); i++) {
-    if (left[i] !== right[i]) return left[i] - right[i]
+  const length = Math.min(a.length, b.length)
+  for (let i = 0; i < length; i++) {
+    const [left, right] = [a.charCodeAt(i), b.charCodeAt(i)]
+    if (left !== right) return rank(left) - rank(right)
   }
-  return left.length - right.length
+  return a.length - b.length
 }
 
 // -----------------------------------------------------------------------------
@@ -1215,12 +1388,16 @@ const backendError = (
 const codeOf = (cause: unknown): string | undefined =>
   cause instanceof Error ? /^([A-Z][A-Z0-9]+)(?: |$)/.exec(cause.message)?.[1] : undefined
 
-/** The server repeats the arguments of a command that it does not know; they hold checkpoints. */
-const withoutArguments = (cause: unknown): unknown => {
-  if (!(cause instanceof Error)) return cause
-  const end = cause.message.indexOf(", with args beginning with")
-  return end === -1 ? cause : new Error(cause.message.slice(0, end))
-}
+const causeOf = ({ reason }: BackendError): unknown => "cause" in reason ? reason.cause : undefined
+
+/**
+ * Drivers attach the command to an error that the server names, and the server
+ * repeats the arguments of a command that it does not know; they hold checkpoints.
+ */
+const withoutArguments = (cause: unknown): unknown =>
+  cause instanceof Error && codeOf(cause) !== undefined
+    ? new Error(cause.message.split(", with args beginning with")[0])
+    : cause
 
 const notFollowed = "the server is one node of a cluster, and the client does not follow its redirections. " +
   "Build the Redis service from the cluster client of the driver"
@@ -1253,6 +1430,8 @@ const toBackendError = (
     case "CLUSTERDOWN":
     case "TRYAGAIN":
     case "NOREPLICAS":
+    // It cannot write its snapshot just now.
+    case "MISCONF":
       return backendError(operation, "rejected", new Unreachable({ cause }))
     case "BUSY":
       return backendError(operation, "rejected", new TimedOut({ cause }))
@@ -1262,7 +1441,6 @@ const toBackendError = (
     case "OOM":
       return backendError(operation, "rejected", new Other({ cause, why: outOfMemory }))
     case "NOSCRIPT":
-    case "MISCONF":
     case "CROSSSLOT":
     case "WRONGTYPE":
       return backendError(operation, "rejected", new Other({ cause }))

@@ -71,6 +71,23 @@ const own = (options?: Redis.Options, settings?: Record<string, string>) =>
     return { server, context }
   })
 
+/** The backend over a client whose commands pass by the test. */
+const observed = (
+  url: string,
+  send: (send: EffectRedis.Redis["Service"]["send"]) => EffectRedis.Redis["Service"]["send"]
+) =>
+  Layer.build(
+    Redis.layer.pipe(
+      Layer.provide(
+        Layer.effect(
+          EffectRedis.Redis,
+          Effect.map(EffectRedis.Redis, (redis) => EffectRedis.Redis.of({ ...redis, send: send(redis.send) }))
+        )
+      ),
+      Layer.provide(clientOf(url))
+    )
+  )
+
 describe.runIf(isTested)("Redis", () => {
   it.live("takes any work ID for what it is, and finds it again", () =>
     Effect.gen(function*() {
@@ -204,8 +221,147 @@ describe.runIf(isTested)("Redis", () => {
       assert.include(error.message, "noeviction")
       assert.include(error.message, "allowEviction")
       yield* Layer.build(Layer.provide(Redis.layerWith({ allowEviction: true }), clientOf(server.url)))
+      const silent = yield* Effect.flip(observed(server.url, (send) => (command, ...args) =>
+        command === "INFO" ? Effect.succeed("# Memory" as any) : send(command, ...args)))
+      assert.strictEqual(silent._tag, "InvalidConfig")
       yield* server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
       yield* Layer.build(Layer.provide(Redis.layer, clientOf(server.url)))
+    }))
+
+  it.live("reads no more than it needs, and no more at a time than a few states", () =>
+    Effect.gen(function*() {
+      const server = yield* RedisServer.start()
+      const replies: Array<number> = []
+      const context = yield* observed(server.url, (send) => (command, ...args) =>
+        Effect.tap(send<any>(command, ...args), (reply) => {
+          if (typeof reply === "string") {
+            replies.push(reply.length)
+          }
+          return Effect.void
+        }))
+      yield* Effect.gen(function*() {
+        const backend = yield* Backend.Backend
+        const mebibyte = 1024 * 1024
+        const large = "x".repeat(mebibyte)
+        const workIds = Array.from({ length: 10 }, (_, i) =>
+          `job-${i}`)
+        const terms: Array<Backend.Term> = []
+        for (const workId of workIds) {
+          const term = yield* take(workId)
+          yield* checkpoint(term, 1n, large)
+          terms.push(term)
+        }
+        const pageOf = (limit: number) =>
+          Effect.gen(function*() {
+            replies.length = 0
+            const records = yield* backend.list({ prefix: "", after: Option.none(), limit })
+            assert.deepStrictEqual(
+              records.map((_) =>
+                _.workId
+              ),
+              workIds.slice(0, limit)
+            )
+            assert.isTrue(records.every(({ state }) => Option.getOrThrow(state).bytes.length === mebibyte))
+            assert.isBelow(Math.max(...replies), 3.1 * mebibyte)
+            return replies.reduce((sum, length) => sum + length, 0)
+          })
+        assert.isBelow(yield* pageOf(1), 1.1 * mebibyte)
+        yield* pageOf(10)
+
+        for (const term of terms) yield* release(term)
+        replies.length = 0
+        const priors = yield* backend.acquire(workIds.map((workId) => acquireRequest(workId, "b")) as any)
+        for (const reply of priors) {
+          assert.strictEqual(Option.getOrThrow((reply as Backend.Acquired).prior.state).bytes.length, mebibyte)
+        }
+        assert.isBelow(Math.max(...replies), 3.1 * mebibyte)
+      }).pipe(Effect.provide(context))
+    }), 30_000)
+
+  it.live("lists every record once, in the order of the bytes, and a page is full until the last one", () =>
+    Effect.gen(function*() {
+      const server = yield* RedisServer.start()
+      let deleted: string | undefined
+      const context = yield* observed(
+        server.url,
+        (send) => (command, ...args) =>
+          Effect.tap(send<any>(command, ...args), (reply) =>
+            // It was met by the scan, and is swept before it is read.
+            deleted !== undefined && Array.isArray(reply)
+              ? server.command("DEL", deleted).pipe(Effect.orDie)
+              : Effect.void)
+      )
+      yield* Effect.gen(function*() {
+        const backend = yield* Backend.Backend
+        const workIds = ["\u{1F600}", "\uFFFD", "\uD7FF", "\uE000"].concat(
+          Array.from({ length: 196 }, (_, i) => `job-${i}`)
+        )
+        yield* backend.acquire(workIds.map((workId) => acquireRequest(workId)) as any)
+        const inOrder = workIds.slice().sort((a, b) => Buffer.compare(Buffer.from(a), Buffer.from(b)))
+        const pages: Array<string> = []
+        for (let after = Option.none<string>();;) {
+          const page = yield* backend.list({ prefix: "", after, limit: 7 })
+          pages.push(...page.map((_) => _.workId))
+          if (page.length < 7) break
+          after = Option.some(pages[pages.length - 1])
+        }
+        assert.deepStrictEqual(pages, inOrder)
+        deleted = `worklease:{${inOrder[2]}}`
+        const page = yield* backend.list({ prefix: "", after: Option.none(), limit: 7 })
+        assert.deepStrictEqual(page.map((_) => _.workId), inOrder.filter((_, i) => i !== 2).slice(0, 7))
+      }).pipe(Effect.provide(context))
+    }))
+
+  it.live("a sweep that was cut short goes on where it was", () =>
+    Effect.gen(function*() {
+      const server = yield* RedisServer.start()
+      const cursors: Array<string> = []
+      let failing = false
+      const context = yield* observed(server.url, (send) => (command, ...args) => {
+        // Only the steps through the keys have a count.
+        if (!args.includes("1000")) return send(command, ...args)
+        if (failing && cursors.length === 3) {
+          return Effect.fail(new EffectRedis.RedisError({ cause: new Error("LOADING") }))
+        }
+        cursors.push(args[3])
+        return send(command, ...args)
+      })
+      yield* server.command(
+        "EVAL",
+        "for i = 1, 20000 do redis.call('HSET', 'worklease:{' .. i .. '}', 'holder', 'a') end",
+        "0"
+      )
+      const sweep = Context.get(context, Backend.Backend).sweep({ retention: Duration.zero, limit: 10 })
+      failing = true
+      yield* Effect.flip(sweep)
+      assert.strictEqual(cursors.length, 3)
+      const last = cursors[2]
+      failing = false
+      cursors.length = 0
+      yield* Effect.exit(sweep)
+      assert.notStrictEqual(cursors[0], "0")
+      assert.notStrictEqual(cursors[0], last, "the third step is done")
+    }))
+
+  it.live("a sweep ends, however many keys there are", () =>
+    Effect.gen(function*() {
+      const server = yield* RedisServer.start()
+      let steps = 0
+      const context = yield* observed(server.url, (send) => (command, ...args) => {
+        if (!args.includes("1000")) return send(command, ...args)
+        steps++
+        return Effect.succeed<any>(["7", [], ""])
+      })
+      const sweep = Context.get(context, Backend.Backend).sweep({ retention: Duration.zero, limit: 10 })
+      assert.strictEqual(yield* sweep.pipe(Effect.timeout("5 seconds")), 0)
+      assert.strictEqual(steps, 1000)
+    }))
+
+  it.live("does not mind the JSON settings that another script has left", () =>
+    Effect.gen(function*() {
+      const { context, server } = yield* own()
+      yield* server.command("EVAL", "cjson.encode_max_depth(1) cjson.decode_max_depth(1)", "0")
+      yield* Effect.provide(take("job"), context)
     }))
 
   it.live("an item that cannot be done does not keep the others from theirs", () =>
@@ -250,9 +406,31 @@ describe.runIf(isTested)("Redis", () => {
           assert.strictEqual(says(error), "rejected Other")
           assert.include(error.message, "out of memory")
           assert.strictEqual(says(yield* failureOf(backend.acquire([acquireRequest("other")]))), "rejected Other")
+          // Each is told so. Sent again one by one, they would only be refused again.
+          const refused = yield* backend.acquire([acquireRequest("other"), acquireRequest("another")])
+          assert.isTrue(refused.every((reply) => (reply as unknown) instanceof LeaseError.BackendError))
+          assert.strictEqual((yield* backend.read(a))._tag, "Done")
+          assert.strictEqual((yield* backend.list({ prefix: "", after: Option.none(), limit: 10 })).length, 1)
           assert.strictEqual((yield* backend.renew([{ ...a, ttl }]))[0]._tag, "Done")
           assert.strictEqual((yield* release(a))[0]._tag, "Done")
         }).pipe(Effect.provide(context))
+      }))
+
+    it.live("a server that cannot write its snapshot heals by itself: rejected, unreachable", () =>
+      Effect.gen(function*() {
+        const server = yield* RedisServer.start()
+        const cause = Object.assign(new Error("MISCONF Redis is configured to save RDB snapshots, but cannot"), {
+          command: { args: ["secret"] }
+        })
+        const context = yield* observed(
+          server.url,
+          (send) => (command, ...args) =>
+            command === "EVALSHA" ? Effect.fail(new EffectRedis.RedisError({ cause })) : send(command, ...args)
+        )
+        const error = yield* failureOf(Context.get(context, Backend.Backend).acquire([acquireRequest("job")]))
+        assert.strictEqual(says(error), "rejected Unreachable")
+        const { reason } = error
+        assert.notStrictEqual("cause" in reason ? reason.cause : undefined, cause, "it may carry what was sent")
       }))
 
     it.live("a user without permission is told so, and no password shows", () =>
@@ -379,19 +557,46 @@ describe.runIf(isTested)("Redis", () => {
         yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
       }), 30_000)
 
+    it.live(
+      "who waits no longer is not registered any more, also on a server that is full",
+      () =>
+        Effect.gen(function*() {
+          const server = yield* RedisServer.start()
+          const [a, b] = [yield* processOf(server.url, "a"), yield* processOf(server.url, "b")]
+          yield* Effect.provide(Lease.acquire("job"), a)
+          const waiting = yield* Effect.forkScoped(Effect.provide(Lease.acquire("job", { wait: true }), b))
+          yield* eventually("it has registered", Effect.map(waiters(server), (_) => _ === 1))
+          yield* server.command("CONFIG", "SET", "maxmemory", "1")
+          yield* Fiber.interrupt(waiting)
+          yield* eventually("it is not registered any more", Effect.map(waiters(server), (_) => _ === 0))
+        }),
+      30_000
+    )
+
+    it.live("a release does not try for long to reach those who have died", () =>
+      Effect.gen(function*() {
+        const { context, server } = yield* own()
+        const term = yield* Effect.provide(take("job"), context)
+        for (let i = 0; i < 50; i++) {
+          yield* server.command("ZADD", "worklease:{job}:waiting", "9007199254740991", `worklease:wakeups:dead-${i}`)
+        }
+        yield* Effect.provide(release(term), context)
+        assert.include(yield* server.command("INFO", "commandstats"), "cmdstat_publish:calls=5,")
+      }))
+
     it.live("who has died is passed over: another is told", () =>
       Effect.gen(function*() {
         const server = yield* RedisServer.start()
         const [a, b] = [yield* processOf(server.url, "a"), yield* processOf(server.url, "b")]
         const { token } = yield* Effect.provide(Lease.acquire("job"), a)
-        for (let i = 0; i < 50; i++) {
+        for (let i = 0; i < 4; i++) {
           yield* server.command("ZADD", "worklease:{job}:waiting", "9007199254740991", `worklease:wakeups:dead-${i}`)
         }
         // One whose registration is over is cleaned up after.
         yield* server.command("ZADD", "worklease:{job}:waiting", "1", "worklease:wakeups:long-dead")
         yield* server.command("ZADD", "worklease:{job}:waiting", "2", "worklease:wakeups:long-dead-too")
         const waiting = yield* Effect.forkScoped(Effect.provide(Lease.acquire("job", { wait: true }), b))
-        yield* eventually("it has registered", Effect.map(waiters(server), (_) => _ === 51))
+        yield* eventually("it has registered", Effect.map(waiters(server), (_) => _ === 5))
         assert.notInclude(yield* server.command("ZRANGE", "worklease:{job}:waiting", "0", "-1"), "long-dead")
         yield* Effect.provide(Lease.release(token, "finished"), a)
         yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
@@ -489,8 +694,53 @@ describe.runIf(isTested)("Redis", () => {
         const error = yield* Effect.flip(writes.set(token, "balance", "one"))
         assert.strictEqual(error._tag, "InvalidConfig")
         assert.include(error.message, "{job}")
-        const failed = yield* Effect.flip(writes.eval(token, { lua: "return redis.call('NONSENSE')", keys: [] }))
-        assert.strictEqual(failed._tag, "BackendError")
+        for (const key of ["worklease:{job}", "worklease:{job}:waiting", "worklease:{job}:mine"]) {
+          assert.strictEqual((yield* Effect.flip(writes.set(token, key, "one")))._tag, "InvalidConfig", key)
+        }
+        yield* writes.set(token, `balance:${Redis.hashTag("job")}`, "one")
+      }))
+
+    it.live("a script that fails, or returns an error, may have written: its outcome is unknown, and it ran once", () =>
+      Effect.gen(function*() {
+        const { context, server } = yield* own()
+        const a = yield* leases(context, "a")
+        const writes = Context.get(context, Redis.FencedWrites)
+        const { token } = yield* Effect.provide(Lease.acquire("job"), a)
+        const key = `runs:${Redis.hashTag("job")}`
+        const ends = [
+          "redis.call('LPUSH', KEYS[1], 'x')",
+          "error('NOSCRIPT forged')",
+          "error({err = 'NOSCRIPT forged'})",
+          "error({})",
+          "return redis.pcall('LPUSH', KEYS[1], 'x')",
+          "return redis.error_reply('NOSCRIPT forged')",
+          "return redis.call('NONSENSE')"
+        ]
+        for (const [index, end] of ends.entries()) {
+          const lua = `redis.call('INCR', KEYS[1]) ${end}`
+          const error = yield* Effect.flip(writes.eval(token, { lua, keys: [key] }))
+          assert.strictEqual(error._tag, "BackendError", end)
+          assert.strictEqual(says(error as LeaseError.BackendError), "unknown Other", end)
+          assert.include(yield* server.command("GET", key), `\r\n${index + 1}\r\n`, end)
+        }
+      }))
+
+    it.live("a script is one of its own: it cannot end the check, nor meet its names", () =>
+      Effect.gen(function*() {
+        const { context } = yield* own()
+        const a = yield* leases(context, "a")
+        const writes = Context.get(context, Redis.FencedWrites)
+        const { token } = yield* Effect.provide(Lease.acquire("job"), a)
+        for (const lua of ["return 1 end do", "end local function x()", "not Lua", "]] ]=] return"]) {
+          const error = yield* Effect.flip(writes.eval(token, { lua, keys: [] }))
+          assert.strictEqual(error._tag, "BackendError", lua)
+          assert.strictEqual(says(error as LeaseError.BackendError), "rejected Other", lua)
+        }
+        const flags = yield* Effect.flip(writes.eval(token, { lua: "#!lua flags=allow-oom\nreturn 1", keys: [] }))
+        assert.strictEqual(flags._tag, "InvalidConfig")
+        const builtin =
+          "(function() end)() local list = {{']]', ']=]'}} return load(function() end) and rawget(_G, 'now') == nil and list[1][1]"
+        assert.strictEqual(yield* writes.eval(token, { lua: `${builtin} -- the end`, keys: [] }), "]]")
       }))
   })
 
@@ -699,6 +949,77 @@ for _, key in ipairs(keys) do if redis.call('HGET', key, 'exit') == 'forgotten' 
       }),
     60_000
   )
+
+  it.live(
+    "while slots move, leases are taken, released and forgotten",
+    () =>
+      Effect.gen(function*() {
+        const nodes = yield* RedisServer.startCluster
+        const context = yield* Layer.build(
+          Layer.provideMerge(Redis.layer, clusterClientOf(nodes.map((_) => _.port)))
+        )
+        yield* Effect.gen(function*() {
+          const backend = yield* Backend.Backend
+          const idOf = (node: RedisServer.RedisServer) =>
+            Effect.map(node.command("CLUSTER", "MYID"), (reply) => reply.split("\r\n")[1])
+          const numberOf = (reply: string) => Number(reply.slice(1))
+          /** Begins to move a slot to another node, and leaves it at that. */
+          const move = (slot: number) =>
+            Effect.gen(function*() {
+              for (const [index, from] of nodes.entries()) {
+                const to = nodes[(index + 1) % nodes.length]
+                const reply = yield* from.command("CLUSTER", "SETSLOT", String(slot), "MIGRATING", yield* idOf(to))
+                if (!reply.startsWith("+OK")) continue
+                const answer = yield* to.command("CLUSTER", "SETSLOT", String(slot), "IMPORTING", yield* idOf(from))
+                return assert.include(answer, "OK")
+              }
+              assert.fail("no node has the slot")
+            })
+          const slotOf = (workId: string) =>
+            Effect.map(nodes[0].command("CLUSTER", "KEYSLOT", `worklease:{${workId}}`), numberOf)
+
+          const workIds = Array.from({ length: 30 }, (_, i) => `job-${i}`)
+          const terms: Array<Backend.Term> = []
+          for (const workId of workIds) terms.push(yield* take(workId))
+          for (const workId of workIds.slice(0, 2)) yield* move(yield* slotOf(workId))
+          assert.deepStrictEqual(yield* release(terms[0]), [{ _tag: "Done" }])
+          const again = yield* take("job-0", "b")
+          assert.strictEqual((yield* backend.forget(again))._tag, "Done")
+          assert.strictEqual((yield* backend.forget(terms[1]))._tag, "Done")
+          // What cannot be swept now is left to a later sweep.
+          assert.strictEqual(yield* backend.sweep({ retention: Duration.zero, limit: 10 }), 0)
+        }).pipe(Effect.provide(context))
+      }),
+    60_000
+  )
+
+  it.live("while slots move, a list sees every node", () =>
+    Effect.gen(function*() {
+      const nodes = yield* RedisServer.startCluster
+      const context = yield* Layer.build(
+        Layer.provideMerge(Redis.layer, clusterClientOf(nodes.map((_) => _.port)))
+      )
+      yield* Effect.gen(function*() {
+        const backend = yield* Backend.Backend
+        const workIds = Array.from({ length: 30 }, (_, i) => `job-${i}`)
+        for (const workId of workIds) yield* take(workId)
+        const ids = yield* Effect.forEach(
+          nodes,
+          (node) => Effect.map(node.command("CLUSTER", "MYID"), (reply) => reply.split("\r\n")[1])
+        )
+        const move = (slot: number) =>
+          Effect.andThen(
+            nodes[0].command("CLUSTER", "SETSLOT", String(slot), "MIGRATING", ids[1]),
+            nodes[1].command("CLUSTER", "SETSLOT", String(slot), "IMPORTING", ids[0])
+          )
+        const list = backend.list({ prefix: "", after: Option.none(), limit: 100 })
+        yield* move(0)
+        assert.sameMembers((yield* list).map((_) => _.workId), workIds)
+        // All those by which the node may be reached.
+        for (let i = 1; i < 8; i++) yield* move(Math.floor(i * 5461 / 8))
+        assert.strictEqual(says(yield* Effect.flip(list)), "rejected Unreachable")
+      }).pipe(Effect.provide(context))
+    }), 60_000)
 
   it.live("a node that may evict keys is found whichever it is", () =>
     Effect.gen(function*() {
