@@ -98,7 +98,8 @@ export interface Leader {
  * - `Elected`: the lease is held, and the duty begins when the notification
  *   has been handled.
  * - `Lost`: the lease was lost, and the duty has ended.
- * - `Relinquished`: the duty has ended, and the lease was released. `why` is
+ * - `Relinquished`: the duty has ended, and the lease was released; where the
+ *   backend could not be reached for that, it expires by itself. `why` is
  *   `ended` (the duty succeeded), `failed`, `stalled` (it made no progress),
  *   `yielded` (somebody asked for it), or `interrupted` (as when the process
  *   shuts down).
@@ -292,7 +293,16 @@ export const layer: {
         // In a memo map of its own: what is built elsewhere is not torn down when the leadership ends.
         Effect.andThen(Layer.buildWithMemoMap(self, Layer.makeMemoMapUnsafe(), scope), Effect.never)
       )
-      yield* Effect.forkScoped(forever(duty, workId, options))
+      yield* forever(duty, workId, options).pipe(
+        Effect.tapCause((cause) =>
+          // Nobody else hears of it.
+          Cause.hasInterruptsOnly(cause) ? Effect.void : Effect.logError(
+            `The standing for the leadership of ${JSON.stringify(workId)} has ended`,
+            cause
+          ).pipe(Effect.annotateLogs({ module: "worklease/Leader" }))
+        ),
+        Effect.forkScoped
+      )
     }))
 )
 

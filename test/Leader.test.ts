@@ -1,7 +1,7 @@
 import { assert, describe, it } from "@effect/vitest"
 import { Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Option, Schedule, Scope, Stream } from "effect"
 import { TestClock } from "effect/testing"
-import { Backend, Leader, Lease } from "worklease"
+import { Backend, Leader, Lease, LeaseError } from "worklease"
 import * as Memory from "worklease/layers/Memory"
 import { TestBackend } from "worklease/testing"
 import * as Intercepted from "./support/Intercepted.ts"
@@ -372,6 +372,64 @@ describe("Leader", () => {
         assert.deepStrictEqual(log.entries, ["a begins", "a ends", "b begins", "b ends", "a begins"])
       }).pipe(onTestBackend))
 
+    it.effect("a handoff does not wedge when the leader dies before it has heard of it", () =>
+      Effect.gen(function*() {
+        const backend = yield* TestBackend.TestBackend
+        const log = journal()
+        yield* duty("a", log).pipe(Leader.forever("job"), processA, Effect.forkChild)
+        yield* TestClock.adjust("1 millis")
+        yield* duty("b", log).pipe(Leader.forever("job"), processB, Effect.forkChild)
+        yield* TestClock.adjust("1 second")
+        yield* processB(Lease.requestYield("job", { deadline: "5 seconds" }))
+        yield* backend.sever("a")
+        yield* TestClock.adjust("30025 millis")
+        assert.deepStrictEqual(log.entries, ["a begins", "a ends", "b begins"])
+      }).pipe(onTestBackend))
+
+    it.effect("the leadership is kept until the duty's finalizers have ended, and nobody leads meanwhile", () =>
+      Effect.gen(function*() {
+        const log = journal()
+        yield* Effect.acquireUseRelease(
+          log.note("a begins"),
+          () => Effect.never,
+          () => Effect.andThen(Effect.sleep("5 minutes"), log.note("a ends"))
+        ).pipe(Leader.forever("job"), processA, Effect.forkChild)
+        yield* TestClock.adjust("1 millis")
+        yield* duty("b", log).pipe(Leader.forever("job"), processB, Effect.forkChild)
+        yield* TestClock.adjust("1 second")
+        yield* processB(Lease.requestYield("job"))
+        yield* TestClock.adjust("299 seconds")
+        assert.deepStrictEqual(log.entries, ["a begins"])
+        yield* TestClock.adjust("20 seconds")
+        assert.deepStrictEqual(log.entries, ["a begins", "a ends", "b begins"])
+      }).pipe(onTestBackend))
+
+    it.effect("of 200 candidates one leads, and when it leaves, one other", () =>
+      Effect.gen(function*() {
+        const leaders: Array<string> = []
+        const fibers = new Map<string, Fiber.Fiber<never, unknown>>()
+        for (let i = 0; i < 200; i++) {
+          const id = String(i)
+          fibers.set(
+            id,
+            yield* Effect.acquireUseRelease(
+              Effect.sync(() => leaders.push(id)),
+              () => Effect.never,
+              () => Effect.sync(() => void leaders.splice(leaders.indexOf(id), 1))
+            ).pipe(Leader.forever("job"), Effect.provide(process(id)), Effect.forkChild)
+          )
+        }
+        yield* TestClock.adjust("1 second")
+        for (let i = 0; i < 5; i++) {
+          assert.lengthOf(leaders, 1)
+          const [leader] = leaders
+          yield* Fiber.interrupt(fibers.get(leader)!)
+          yield* TestClock.adjust("25 millis")
+          assert.notStrictEqual(leaders[0], leader)
+        }
+        assert.lengthOf(leaders, 1)
+      }).pipe(onTestBackend))
+
     it.effect("an invalid work ID ends it, before anything is sent; the duty's own InvalidWorkId does not", () =>
       Effect.gen(function*() {
         const { log } = yield* Intercepted.Intercepted
@@ -666,6 +724,53 @@ describe("Leader", () => {
         yield* TestClock.adjust("30 seconds")
         assert.deepStrictEqual(seen, ["nobody", "a"])
       }).pipe(Effect.scoped, Effect.provide(severableReads)))
+
+    it.effect("a lease that expires while it is looked at is not taken from anybody", () =>
+      Effect.gen(function*() {
+        const backend = yield* Backend.Backend
+        const { token } = yield* processA(Lease.acquire("job"))
+        // What is listed is out of date when the answer arrives.
+        const listed = yield* backend.list({ prefix: "job", after: Option.none(), limit: 1 })
+        yield* TestClock.adjust("31 seconds")
+        const held = yield* Lease.holder("job").pipe(
+          Effect.provide(Layer.provide(
+            process("observer"),
+            Layer.succeed(Backend.Backend, {
+              ...backend,
+              list: () => Effect.succeed(listed)
+            })
+          ))
+        )
+        assert.isTrue(Option.isNone(held))
+        const { prior } = yield* processB(Lease.acquire("job"))
+        assert.deepStrictEqual(prior.holderId, Option.some("a"))
+        assert.deepStrictEqual(prior.fencingToken, Option.some(token.fencingToken))
+        assert.deepStrictEqual([prior.exit, prior.termsWithoutProgress], ["expired", 1])
+      }).pipe(onTestBackend))
+
+    it.effect("a backend that refuses to answer is its failure", () =>
+      Effect.gen(function*() {
+        const refusing = Layer.effect(
+          Backend.Backend,
+          Effect.map(Backend.Backend, (backend): Backend.Backend["Service"] => ({
+            ...backend,
+            list: () =>
+              Effect.fail(
+                new LeaseError.BackendError({
+                  operation: "list",
+                  outcome: "rejected",
+                  reason: new LeaseError.PermissionDenied({})
+                })
+              )
+          }))
+        ).pipe(Layer.provide(Memory.layer))
+        const error = yield* Stream.runDrain(Leader.observe("job")).pipe(
+          Effect.provide(Layer.provide(process("observer"), refusing)),
+          Effect.flip
+        )
+        assert(error._tag === "BackendError")
+        assert.strictEqual(error.reason._tag, "PermissionDenied")
+      }))
 
     it.effect("an invalid work ID is its failure", () =>
       Effect.gen(function*() {
