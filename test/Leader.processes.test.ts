@@ -13,7 +13,7 @@ const world = Effect.gen(function*() {
   const process = (holderId: string) => Layer.build(Sessions.process(url, { holderId, ttl }))
   const sql = yield* Sessions.session(url)
   // The first one migrates.
-  return { a: yield* process("a"), b: yield* process("b"), observer: yield* process("observer"), process, sql }
+  return { a: yield* process("a"), b: yield* process("b"), observer: yield* process("observer"), sql, url }
 })
 
 /** What the observer is told, in order. */
@@ -108,6 +108,18 @@ describe("leaders on PostgreSQL", () => {
       const [row] = yield* sql.unsafe<{ readonly fencing_token: bigint }>("SELECT fencing_token FROM worklease")
       assert.strictEqual(BigInt(row.fencing_token), token.fencingToken)
     }).pipe(Effect.scoped))
+
+  for (const strength of ["KEY SHARE", "UPDATE"] as const) {
+    it.live(`a leader whose row is locked (${strength}) is seen all the same`, () =>
+      Effect.gen(function*() {
+        const { a, observer, url } = yield* world
+        yield* Effect.never.pipe(Leader.elect("job"), Effect.provideContext(a), Effect.forkScoped)
+        yield* Lease.holder("job").pipe(Effect.repeat({ until: Option.isSome }), Effect.provideContext(a))
+        yield* Sessions.lockRow(url, "job", strength)
+        const held = yield* Effect.provideContext(Lease.holder("job"), observer)
+        assert.strictEqual(Option.getOrThrow(held).holderId, "a")
+      }).pipe(Effect.scoped))
+  }
 
   it.live("since when it leads is the server's time of the election", () =>
     Effect.gen(function*() {
