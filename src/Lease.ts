@@ -608,12 +608,14 @@ export const withLease: {
 )
 
 /**
- * Reads who holds a work ID, if anybody does, without taking part.
+ * Reads who holds a work ID, if anybody does.
  *
  * **Details**
  *
  * Costs one statement, and one more when the lease has been extended since it
- * was read last. Fails with `InvalidWorkId` before anything is sent, and with
+ * was read last: an acquire, whose refusal writes nothing and tells how long
+ * the lease still lasts. Should the lease have expired between the two, so that
+ * the acquire is not refused, it is given back at once. Fails with `InvalidWorkId` before anything is sent, and with
  * `BackendError` if the backend refused, or gave no certain answer for two
  * operation timeouts.
  *
