@@ -1,5 +1,18 @@
 import { assert, describe, it } from "@effect/vitest"
-import { Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Option, Schedule, Scope, Stream } from "effect"
+import {
+  Context,
+  Deferred,
+  Duration,
+  Effect,
+  Exit,
+  Fiber,
+  Layer,
+  Option,
+  Random,
+  Schedule,
+  Scope,
+  Stream
+} from "effect"
 import { TestClock } from "effect/testing"
 import { Backend, Leader, Lease, LeaseError } from "worklease"
 import * as Memory from "worklease/layers/Memory"
@@ -854,6 +867,56 @@ describe("Leader", () => {
         assert.isTrue((yield* Leader.health("job")).healthy)
       }).pipe(intercepted))
   })
+
+  for (const seed of [1, 2, 3, 4, 5]) {
+    it.effect(`whatever happens, no end without an election, and nobody is seen who has expired (seed ${seed})`, () =>
+      Effect.gen(function*() {
+        const faults = yield* TestBackend.TestBackend
+        const backend = yield* Backend.Backend
+        const log = journal()
+        const ids = ["a", "b", "c"]
+        for (const id of ids) {
+          yield* duty(id, log).pipe(
+            Leader.forever("job", { onEvent: log.onEvent(id) }),
+            Effect.provide(process(id)),
+            Effect.forkScoped
+          )
+        }
+        let seen = "nobody"
+        yield* Leader.observe("job").pipe(
+          Stream.runForEach((leader) =>
+            Effect.sync(() => {
+              seen = Option.match(leader, { onNone: () => "nobody", onSome: ({ holderId }) => holderId })
+            })
+          ),
+          Effect.provide(process("observer")),
+          Effect.forkScoped
+        )
+        for (let step = 0; step < 200; step++) {
+          const id = ids[yield* Random.nextBetween(0, ids.length).pipe(Effect.map(Math.floor))]
+          const what = yield* Random.next
+          if (what < 0.3) yield* faults.sever(id)
+          else if (what < 0.7) yield* faults.heal(id)
+          else if (what < 0.8) yield* Effect.provide(Lease.requestYield("job"), process("operator"))
+          yield* TestClock.adjust(yield* Random.nextBetween(1, 20_000))
+          const [record] = yield* backend.list({ prefix: "job", after: Option.none(), limit: 1 })
+          const term = Option.getOrUndefined(record.term)
+          if (term?.status === "expired") assert.strictEqual(seen, "nobody")
+        }
+        const elections = log.entries.filter((entry) => entry.endsWith("Elected")).length
+        assert.isAbove(elections, 10)
+        for (const id of ids) {
+          const marks = log.of(id).map((entry) => entry.replace(/^.:? /, "").split(" ")[0])
+          assert.match(
+            marks.join(" "),
+            /^(Elected begins ends (Lost|Relinquished) ?)*(Elected begins)?$/
+          )
+        }
+        // One ends before the next one begins.
+        const duties = log.entries.filter((entry) => /begins|ends/.test(entry)).map((entry) => entry.split(" ")[1])
+        assert.match(duties.join(" "), /^(begins ends ?)*(begins)?$/)
+      }).pipe(Random.withSeed(seed), Effect.scoped, onTestBackend))
+  }
 
   it.effect("progress outside of a duty does nothing", () => Leader.progress)
 })
