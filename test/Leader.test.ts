@@ -1,5 +1,6 @@
 import { assert, describe, it } from "@effect/vitest"
 import {
+  Clock,
   Context,
   Deferred,
   Duration,
@@ -882,6 +883,8 @@ describe("Leader", () => {
             Effect.forkScoped
           )
         }
+        // Since when the observer cannot read.
+        let outSince: number | undefined
         let seen = "nobody"
         yield* Leader.observe("job").pipe(
           Stream.runForEach((leader) =>
@@ -889,7 +892,18 @@ describe("Leader", () => {
               seen = Option.match(leader, { onNone: () => "nobody", onSome: ({ holderId }) => holderId })
             })
           ),
-          Effect.provide(process("observer")),
+          Effect.provide(Layer.provide(
+            process("observer"),
+            Layer.succeed(Backend.Backend, {
+              ...backend,
+              list: (options) =>
+                Effect.suspend(() =>
+                  outSince === undefined
+                    ? backend.list(options)
+                    : Effect.fail(Intercepted.unreachable("list", "rejected"))
+                )
+            })
+          )),
           Effect.forkScoped
         )
         for (let step = 0; step < 200; step++) {
@@ -898,10 +912,12 @@ describe("Leader", () => {
           if (what < 0.3) yield* faults.sever(id)
           else if (what < 0.7) yield* faults.heal(id)
           else if (what < 0.8) yield* Effect.provide(Lease.requestYield("job"), process("operator"))
+          else if (what < 0.9) outSince = outSince === undefined ? yield* Clock.currentTimeMillis : undefined
           yield* TestClock.adjust(yield* Random.nextBetween(1, 20_000))
           const [record] = yield* backend.list({ prefix: "job", after: Option.none(), limit: 1 })
           const term = Option.getOrUndefined(record.term)
-          if (term?.status === "expired") assert.strictEqual(seen, "nobody")
+          const outFor = outSince === undefined ? 0 : (yield* Clock.currentTimeMillis) - outSince
+          if (term?.status === "expired" || outFor >= 30_000) assert.strictEqual(seen, "nobody")
         }
         const elections = log.entries.filter((entry) => entry.endsWith("Elected")).length
         assert.isAbove(elections, 10)
