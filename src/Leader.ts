@@ -578,7 +578,7 @@ const standForever = <A, EX, R>(
         }
         inARow++
         return isStalled(cause) || inARow >= failures ? Effect.failCause(cause) : Effect.andThen(
-          Effect.logWarning(`The duty of the leader of ${JSON.stringify(workId)} failed, and is run again`, cause),
+          warn(`The duty of the leader of ${JSON.stringify(workId)} failed, and is run again`, cause),
           Effect.andThen(pauses.pause(shortestPause), run)
         )
       })
@@ -601,18 +601,20 @@ const standForever = <A, EX, R>(
       if (Exit.isFailure(exit) && why !== "yielded") yield* logEnd(workId, ended, exit.cause)
       yield* standing.pause(why === undefined || why === "ended" ? shortestPause : standAside)
     }
-  }).pipe(
-    Effect.annotateLogs({ module: "worklease/Leader" })
-  ) as Effect.Effect<never, never, Exclude<R, CurrentLease>>
+  }) as Effect.Effect<never, never, Exclude<R, CurrentLease>>
 
 const logEnd = (workId: string, ended: Event | undefined, cause: Cause.Cause<unknown>): Effect.Effect<void> => {
   const quoted = JSON.stringify(workId)
-  if (ended === undefined) return Effect.logWarning(`Could not stand for the leadership of ${quoted}`, cause)
-  if (ended._tag === "Lost") return Effect.logWarning(`The leadership of ${quoted} was lost`, cause)
+  if (ended === undefined) return warn(`Could not stand for the leadership of ${quoted}`, cause)
+  if (ended._tag === "Lost") return warn(`The leadership of ${quoted} was lost`, cause)
   return isStalled(cause)
-    ? Effect.logWarning(`The leader of ${quoted} made no progress, and gives up`)
-    : Effect.logWarning(`The duty of the leader of ${quoted} failed, and it gives up`, cause)
+    ? warn(`The leader of ${quoted} made no progress, and gives up`)
+    : warn(`The duty of the leader of ${quoted} failed, and it gives up`, cause)
 }
+
+/** What the duty itself logs is its own. */
+const warn = (...message: ReadonlyArray<unknown>): Effect.Effect<void> =>
+  Effect.annotateLogs(Effect.logWarning(...message), { module: "worklease/Leader" })
 
 const observing = Effect.fnUntraced(function*(
   leases: Leases["Service"],
@@ -667,9 +669,7 @@ const observing = Effect.fnUntraced(function*(
       const error = Cause.findErrorOption(read.cause)
       if (Option.isNone(error) || !isTransient(error.value)) return yield* Effect.failCause(read.cause)
       if (!isOutOfReach) {
-        yield* Effect.logWarning(`Could not read who leads ${JSON.stringify(workId)}`, error.value).pipe(
-          Effect.annotateLogs({ module: "worklease/Leader" })
-        )
+        yield* warn(`Could not read who leads ${JSON.stringify(workId)}`, read.cause)
       }
       isOutOfReach = true
       if (reported === undefined) yield* report(Option.none())

@@ -615,9 +615,10 @@ export const withLease: {
  * Costs one statement, and one more when the lease has been extended since it
  * was read last: an acquire, whose refusal writes nothing and tells how long
  * the lease still lasts. Should the lease have expired between the two, so that
- * the acquire is not refused, it is given back at once. Fails with `InvalidWorkId` before anything is sent, and with
- * `BackendError` if the backend refused, or gave no certain answer for two
- * operation timeouts.
+ * the acquire is not refused, it is given back at once.
+ *
+ * Fails with `InvalidWorkId` before anything is sent, and with `BackendError`
+ * if the backend refused, or gave no certain answer for two operation timeouts.
  *
  * @category operations
  * @since 0.1.0

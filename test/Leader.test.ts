@@ -8,8 +8,10 @@ import {
   Exit,
   Fiber,
   Layer,
+  Logger,
   Option,
   Random,
+  References,
   Schedule,
   Scope,
   Stream
@@ -416,6 +418,37 @@ describe("Leader", () => {
         yield* TestClock.adjust("30025 millis")
         assert.deepStrictEqual(log.entries, ["a begins", "a ends", "b begins"])
       }).pipe(onTestBackend))
+
+    it.effect("nor when the one that it was handed to dies as soon as it leads", () =>
+      Effect.gen(function*() {
+        const backend = yield* TestBackend.TestBackend
+        const log = journal()
+        yield* duty("a", log).pipe(Leader.forever("job"), processA, Effect.forkChild)
+        yield* TestClock.adjust("1 millis")
+        yield* duty("b", log).pipe(Leader.forever("job"), processB, Effect.forkChild)
+        yield* TestClock.adjust("1 second")
+        yield* processB(Lease.requestYield("job"))
+        yield* TestClock.adjust("10 seconds")
+        assert.deepStrictEqual(log.entries, ["a begins", "a ends", "b begins"])
+        yield* backend.sever("b")
+        yield* TestClock.adjust("30025 millis")
+        assert.deepStrictEqual(log.entries, ["a begins", "a ends", "b begins", "b ends", "a begins"])
+      }).pipe(onTestBackend))
+
+    it.effect("what the duty logs is its own", () =>
+      Effect.gen(function*() {
+        const logged: Array<unknown> = []
+        const logger = Logger.make<unknown, void>(({ fiber }) => {
+          logged.push(fiber.getRef(References.CurrentLogAnnotations))
+        })
+        yield* Effect.andThen(Effect.log("mine"), Effect.never).pipe(
+          Leader.forever("job"),
+          Effect.provide(Logger.layer([logger])),
+          Effect.forkChild
+        )
+        yield* TestClock.adjust("1 second")
+        assert.deepStrictEqual(logged, [{}])
+      }).pipe(intercepted))
 
     it.effect("the leadership is kept until the duty's finalizers have ended, and nobody leads meanwhile", () =>
       Effect.gen(function*() {
