@@ -202,6 +202,28 @@ export interface Lease<in out S = never> extends Any {
 }
 
 /**
+ * Who holds a lease, as it was read last.
+ *
+ * @category models
+ * @since 0.1.0
+ */
+export interface Holder {
+  readonly holderId: string
+  readonly fencingToken: bigint
+  /**
+   * When its term began, in milliseconds since the epoch, by the backend's
+   * clock. Read off the fencing token: late by as much as that clock has been
+   * set back before.
+   */
+  readonly since: number
+  /**
+   * The time for which the lease still lasts unless it is renewed, counted from
+   * before it was read. Zero once it has expired.
+   */
+  readonly remaining: Effect.Effect<Duration.Duration>
+}
+
+/**
  * The lease the running effect is under: provided by `withLease` and
  * `Worker.run`.
  *
@@ -322,6 +344,9 @@ export class Leases extends Context.Service<Leases, {
     | Yielded,
     R | Work.Services<W>
   >
+
+  /** See {@link holder}. */
+  readonly holder: (work: Work.Input) => Effect.Effect<Option.Option<Holder>, InvalidWorkId | BackendError>
 
   /** See {@link requestYield}. */
   readonly requestYield: (
@@ -581,6 +606,26 @@ export const withLease: {
       )
     )
 )
+
+/**
+ * Reads who holds a work ID, if anybody does.
+ *
+ * **Details**
+ *
+ * Costs one statement, and one more when the lease has been extended since it
+ * was read last: an acquire, whose refusal writes nothing and tells how long
+ * the lease still lasts. Should the lease have expired between the two, so that
+ * the acquire is not refused, it is given back at once.
+ *
+ * Fails with `InvalidWorkId` before anything is sent, and with `BackendError`
+ * if the backend refused, or gave no certain answer for two operation timeouts.
+ *
+ * @category operations
+ * @since 0.1.0
+ */
+export const holder = (
+  work: Work.Input
+): Effect.Effect<Option.Option<Holder>, InvalidWorkId | BackendError, Leases> => Leases.use((_) => _.holder(work))
 
 /**
  * Asks the current holder of a work ID to hand over at its next safe point.

@@ -7,6 +7,7 @@
 export * as Backend from "./Backend.ts"
 export * as Checkpoint from "./Checkpoint.ts"
 export * as Fence from "./Fence.ts"
+export * as Leader from "./Leader.ts"
 export * as Lease from "./Lease.ts"
 export * as LeaseError from "./LeaseError.ts"
 export * as Renewal from "./Renewal.ts"

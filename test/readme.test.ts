@@ -14,8 +14,9 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
 import * as Layer from "effect/Layer"
+import * as References from "effect/References"
 import * as SqlClient from "effect/sql/SqlClient"
-import { TestClock } from "effect/testing"
+import { TestClock, TestConsole } from "effect/testing"
 import { execFileSync } from "node:child_process"
 import { readdirSync, readFileSync } from "node:fs"
 import { basename, dirname, join } from "node:path"
@@ -214,6 +215,20 @@ describe("README.md", () => {
       yield* importRows("f", ["a", "b", "c", "d"])
       assert.deepStrictEqual(yield* rows, [["a"], ["b"], ["c"], ["d"]])
     }).pipe(TestClock.withLive, Effect.provide(Layer.provideMerge(Lease.layer, Pglite.layer))))
+
+  it.effect("leaders", () =>
+    Effect.gen(function*() {
+      const scheduler = code<Layer.Layer<never, LeaseError.InvalidWorkId, LeaseModule.Leases>>("Scheduler")
+      const whoLeads = code<Effect.Effect<void, LeaseError.BackendError, LeaseModule.Leases>>("whoLeads")
+      const isHealthy = code<Effect.Effect<boolean, never, LeaseModule.Leases>>("isHealthy")
+      const { holderId } = yield* Lease.Leases
+      yield* Effect.forkScoped(whoLeads)
+      yield* TestClock.adjust("1 second")
+      yield* Effect.scoped(Effect.andThen(Layer.build(scheduler), TestClock.adjust("10 minutes")))
+      yield* TestClock.adjust("1 second")
+      assert.deepStrictEqual(yield* TestConsole.logLines, ["nobody", "Elected", holderId, "Relinquished", "nobody"])
+      assert.isTrue(yield* isHealthy)
+    }).pipe(Effect.provideService(References.MinimumLogLevel, "Warn"), onMemory))
 
   it.effect("the policy", () =>
     Effect.gen(function*() {
