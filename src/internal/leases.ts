@@ -73,6 +73,8 @@ const expiryJitter = 25
 const contendedTries = 3
 const contendedWithin = 20
 
+const contendedJitter = Random.nextBetween(1, contendedWithin / (contendedTries + 1))
+
 type HeldTerm = Option.Option.Value<Backend.LeaseRecord["term"]>
 
 interface Acquiring {
@@ -326,7 +328,7 @@ export const make = Effect.fnUntraced(function*(
       if (tries === contendedTries || Window.elapsedMillis(clock, since) > contendedWithin) {
         return Effect.fail(new LeaseHeld({ workId, retryAfter: Duration.millis(contendedWithin) }))
       }
-      return Random.nextBetween(1, contendedWithin / (contendedTries + 1)).pipe(
+      return contendedJitter.pipe(
         Effect.flatMap((jitter) => restore(Effect.sleep(jitter))),
         Effect.andThen(Effect.suspend(() => takeTerm(acquiring, since, tries + 1)))
       )
@@ -367,7 +369,7 @@ export const make = Effect.fnUntraced(function*(
           yield* waitForExpiry(line ?? (yield* standInLine(remaining)))
         } else if (reply._tag === "Contended") {
           contended++
-          const jitter = yield* Random.nextBetween(1, contendedWithin / (contendedTries + 1))
+          const jitter = yield* contendedJitter
           // A row that stays so is pinned by a fenced transaction, which may last.
           yield* pause(jitter * 2 ** Math.min(contended, 10), line ?? (yield* standInLine()))
         } else {

@@ -20,6 +20,7 @@ import * as Random from "effect/Random"
 import * as Schedule from "effect/Schedule"
 import * as Scope from "effect/Scope"
 import * as Semaphore from "effect/Semaphore"
+import { BackendError, TimedOut } from "../LeaseError.ts"
 import { Hints } from "./hints.ts"
 
 /** What the store must do. Every failure is healed by another connection. */
@@ -43,6 +44,19 @@ export interface Wakeups {
 
 /** How long a registration lasts if it is not refreshed: its process has died. */
 export const registrationTtl = Duration.seconds(60)
+
+/** What the statements of a store may take before they are tried again. */
+const timeout = Duration.seconds(5)
+
+/** Bounds a statement of a store, or the way to its connection. */
+export const inTime = <A, R>(
+  operation: string,
+  effect: Effect.Effect<A, BackendError, R>
+): Effect.Effect<A, BackendError, R> =>
+  Effect.timeoutOrElse(effect, {
+    duration: timeout,
+    orElse: () => Effect.fail(new BackendError({ operation, outcome: "unknown", reason: new TimedOut({}) }))
+  })
 
 const refreshEvery = Duration.seconds(20)
 

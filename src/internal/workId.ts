@@ -1,6 +1,6 @@
 /**
  * The rules for work IDs and holder IDs: 1 to 512 UTF-8 bytes, no NUL, no lone
- * surrogate.
+ * surrogate. Stores order them by their bytes.
  */
 
 import * as Effect from "effect/Effect"
@@ -27,4 +27,17 @@ export const faultOf = (id: string): InvalidWorkId["why"] | undefined => {
   // No string has fewer UTF-8 bytes than UTF-16 units.
   if (id.length > maxIdBytes || utf8Encoder.encode(id).byteLength > maxIdBytes) return "TooLong"
   return undefined
+}
+
+/** Where a code unit of UTF-16 comes among others as UTF-8 orders them: surrogates come last. */
+const rank = (unit: number): number => unit < 0xd800 ? unit : unit < 0xe000 ? unit + 0x2000 : unit - 0x800
+
+/** Orders as the bytes of UTF-8 would, without encoding: there may be many to sort. */
+export const compareBytes = (a: string, b: string): number => {
+  const length = Math.min(a.length, b.length)
+  for (let i = 0; i < length; i++) {
+    const [left, right] = [a.charCodeAt(i), b.charCodeAt(i)]
+    if (left !== right) return rank(left) - rank(right)
+  }
+  return a.length - b.length
 }

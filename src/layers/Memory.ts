@@ -37,6 +37,7 @@ import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as Backend from "../Backend.ts"
 import { Hints } from "../internal/hints.ts"
+import { compareBytes } from "../internal/workId.ts"
 import { BackendError, TokenExhausted } from "../LeaseError.ts"
 
 /**
@@ -324,15 +325,3 @@ const make = Effect.gen(function*() {
 /** A copy, because it becomes the reader's own. */
 const stateOf = (row: Row): Option.Option<Backend.Stored> =>
   Option.map(Option.fromUndefinedOr(row.state), ({ bytes, version }) => ({ version, bytes: bytes.slice() }))
-
-const utf8Encoder = new TextEncoder()
-
-/** UTF-16 and UTF-8 order strings differently beyond the basic plane. */
-const compareBytes = (a: string, b: string): number => {
-  const left = utf8Encoder.encode(a)
-  const right = utf8Encoder.encode(b)
-  for (let i = 0; i < Math.min(left.length, right.length); i++) {
-    if (left[i] !== right[i]) return left[i] - right[i]
-  }
-  return left.length - right.length
-}

@@ -718,17 +718,15 @@ const plainRelease = (notified: string): LockedUpdate => ({
   returning: `l.work_id, ${notified} AS notified`
 })
 
-const plainReleaseSql = (names: Names, notifies: boolean) => ({
-  one: updateOne(names, plainRelease(notified(names, notifies))),
+const plainReleaseSql = (names: Names, notifies: boolean) => {
+  const each = notified(names, notifies)
   // For a batch one look first, whether anybody waits for anything.
-  many: updateMany(
-    names,
-    plainRelease(
-      `CASE WHEN EXISTS (SELECT FROM ${names.waiters} w WHERE w.expires_at > clock_timestamp())
-    THEN ${notified(names, notifies)} END`
-    )
-  )
-})
+  const isWaitedFor = `EXISTS (SELECT FROM ${names.waiters} w WHERE w.expires_at > clock_timestamp())`
+  return {
+    one: updateOne(names, plainRelease(each)),
+    many: updateMany(names, plainRelease(notifies ? `CASE WHEN ${isWaitedFor} THEN ${each} END` : each))
+  }
+}
 
 const releaseSql = (names: Names, notifies: boolean): string =>
   `WITH input AS MATERIALIZED (
@@ -1277,11 +1275,7 @@ const makeStorage = (
   const inTime = <A, R>(
     operation: string,
     effect: Effect.Effect<A, BackendError, R>
-  ): Effect.Effect<A, BackendError, R> =>
-    exclusive ? effect : Effect.timeoutOrElse(effect, {
-      duration: wakeupTimeout,
-      orElse: () => Effect.fail(backendError(operation, "unknown", new TimedOut({})))
-    })
+  ): Effect.Effect<A, BackendError, R> => exclusive ? effect : Wakeups.inTime(operation, effect)
 
   const wakeups = listen === undefined ? undefined : Wakeups.makeUnsafe({
     listen: inTime("listen", Effect.withTracerEnabled(listen(`${channelPrefix}${subscriber}`), false)),
@@ -1556,9 +1550,6 @@ const isExclusive = (sql: SqlClient.SqlClient): boolean =>
   isEmbedded(sql) ||
   (Predicate.hasProperty(sql, "config") && Predicate.hasProperty(sql.config, "maxConnections") &&
     sql.config.maxConnections === 1)
-
-/** How long a statement of the wake-ups, or the way to a connection, may take before it is tried again. */
-const wakeupTimeout = Duration.seconds(5)
 
 /**
  * How the client listens, if it can. One with fewer than three connections must

@@ -57,6 +57,7 @@ import * as Scope from "effect/Scope"
 import * as Backend from "../Backend.ts"
 import { termOf } from "../internal/term.ts"
 import * as Wakeups from "../internal/wakeups.ts"
+import { compareBytes } from "../internal/workId.ts"
 import type * as Lease from "../Lease.ts"
 import {
   BackendError,
@@ -294,6 +295,12 @@ local function load(key)
   }
 end
 
+-- The version and the state, which may be long.
+local function stored(key)
+  local values = redis.call('HMGET', key, 'version', 'state')
+  return values[1] or '', values[2] or ''
+end
+
 local function isHeld(row)
   return row.exit == '' and row.expires > now
 end
@@ -401,12 +408,11 @@ const acquireScript = scriptOf(batchOf({
   local key, mark = KEYS[keys + 1], KEYS[keys + 2]
   local holder, attempt, ttl = item[1], item[2], item[3]
   local row = load(key)
-  local stored = redis.call('HMGET', key, 'version', 'state')
-  local version, state = stored[1] or '', stored[2] or ''
   local previous
   if row then
     if row.attempt == attempt then
       if not isHeld(row) or row.holder ~= holder then return {'AttemptEnded'} end
+      local version, state = stored(key)
       return {'Acquired', row.token, text(row.expires), row.priorExit, row.priorHolder, row.priorToken,
         text(row.terms), version, state}
     end
@@ -423,6 +429,7 @@ const acquireScript = scriptOf(batchOf({
   local expires = text(now + tonumber(ttl))
   local exit, priorHolder, priorToken, terms = '', '', '', 0
   if row then exit, priorHolder, priorToken, terms = priorOf(row) end
+  local version, state = stored(key)
   redis.call('HSET', key, 'holder', holder, 'token', token, 'attempt', attempt, 'expires', expires, 'exit', '',
     'sequence', '0', 'version', version, 'state', state, 'terms', text(terms), 'priorExit', exit,
     'priorHolder', priorHolder, 'priorToken', priorToken, 'priorAttempt', row and row.attempt or '', 'yield', '')
@@ -535,7 +542,7 @@ const scanScript = scriptOf(`#!lua flags=no-writes
 local step = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3], 'TYPE', 'hash')
 return {step[1], step[2], ARGV[4] == '1' and redis.call('CLUSTER', 'MYID') or ''}`)
 
-/** Keys: the record, the mark of its slot, who waits for it. Deletes a part of them at most. */
+/** Keys: the record, the mark of its slot. Deletes a part of them at most. */
 const sweepScript = scriptOf(`#!lua flags=allow-oom
 ${prelude}
 local before = now - tonumber(ARGV[1])
@@ -564,7 +571,7 @@ const recordsScript = scriptOf(batchOf({
   local key = KEYS[keys + 1]
   local row = load(key)
   if not row then return {'Missing'} end
-  local stored = redis.call('HMGET', key, 'version', 'state')
+  local version, state = stored(key)
   local status, holder, token = row.exit, row.holder, row.token
   if row.exit == 'given-back' then
     status, holder, token = row.priorExit, row.priorHolder, row.priorToken
@@ -578,7 +585,7 @@ const recordsScript = scriptOf(batchOf({
     local _, _, _, next = priorOf(row)
     terms = next
   end
-  return {'Done', status, holder, token, text(row.expires), text(terms), stored[1], stored[2]}`
+  return {'Done', status, holder, token, text(row.expires), text(terms), version, state}`
 }))
 
 const infoScript = scriptOf(`#!lua flags=no-writes,allow-stale
@@ -661,8 +668,6 @@ const maxRecords = 200
 
 /** How many steps one sweep takes at most, so that it ends however many keys there are. The next one goes on. */
 const maxSweepSteps = 1000
-
-const wakeupTimeout = Duration.seconds(5)
 
 const micros = (duration: Duration.Duration): string =>
   String(Math.min(Math.round(Duration.toMillis(duration) * 1000), Number.MAX_SAFE_INTEGER / 4))
@@ -1062,15 +1067,6 @@ const make = Effect.fnUntraced(function*(options: Options) {
 
   const channel = `${prefix}:wakeups:${SecureRandom.uuidV4Unsafe()}`
 
-  const inTime = <A, R>(
-    operation: string,
-    effect: Effect.Effect<A, BackendError, R>
-  ): Effect.Effect<A, BackendError, R> =>
-    Effect.timeoutOrElse(effect, {
-      duration: wakeupTimeout,
-      orElse: () => Effect.fail(backendError(operation, "unknown", new TimedOut({})))
-    })
-
   /** On a connection that does not answer, a client that subscribes cannot be interrupted: it is left behind then. */
   const subscription = Effect.acquireRelease(
     Effect.gen(function*() {
@@ -1086,7 +1082,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
 
   const listen = Effect.gen(function*() {
     const { fiber } = yield* subscription
-    const messages = yield* inTime("listen", Fiber.join(fiber))
+    const messages = yield* Wakeups.inTime("listen", Fiber.join(fiber))
     const queue = yield* Queue.unbounded<{ readonly payload: string }, BackendError>()
     yield* Queue.take(messages).pipe(
       Effect.map(({ message }) => Queue.offerUnsafe(queue, { payload: message })),
@@ -1104,7 +1100,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
     workIds: ReadonlyArray<string>,
     argsOf: (workId: string) => ReadonlyArray<string>
   ): Effect.Effect<unknown, BackendError> =>
-    workIds.length === 0 ? Effect.void : inTime(
+    workIds.length === 0 ? Effect.void : Wakeups.inTime(
       operation,
       Effect.flatMap(
         run<string, void>({
@@ -1132,7 +1128,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
       Effect.andThen(
         eachWaiting("unregister", unregisterScript, workIds, () => [channel]),
         ping
-          ? inTime(
+          ? Wakeups.inTime(
             "unregister",
             Effect.mapError(redis.send("PUBLISH", channel, ""), ({ cause }) => toBackendError("unregister", cause))
           )
@@ -1201,7 +1197,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
             case "Expired":
               return Effect.fail(new LeaseExpired(term))
           }
-          const cause = new Error(String(result).split(", with args beginning with")[0])
+          const cause = new Error(withoutArguments(String(result)))
           return Effect.fail(
             answer === "Invalid"
               ? backendError("fencedWrite", "rejected", new Other({ cause, why: "the script is not valid Lua" }))
@@ -1361,19 +1357,6 @@ const extendReply = ([tag, expires, yieldRequest]: Reply): Backend.ExtendReply =
     })
   }
 
-/** Where a code unit of UTF-16 comes among others as UTF-8 orders them: surrogates come last. */
-const rank = (unit: number): number => unit < 0xd800 ? unit : unit < 0xe000 ? unit + 0x2000 : unit - 0x800
-
-/** Orders as the bytes of UTF-8 would, without encoding: there may be many to sort. */
-const compareBytes = (a: string, b: string): number => {
-  const length = Math.min(a.length, b.length)
-  for (let i = 0; i < length; i++) {
-    const [left, right] = [a.charCodeAt(i), b.charCodeAt(i)]
-    if (left !== right) return rank(left) - rank(right)
-  }
-  return a.length - b.length
-}
-
 // -----------------------------------------------------------------------------
 // errors
 // -----------------------------------------------------------------------------
@@ -1394,10 +1377,10 @@ const causeOf = ({ reason }: BackendError): unknown => "cause" in reason ? reaso
  * Drivers attach the command to an error that the server names, and the server
  * repeats the arguments of a command that it does not know; they hold checkpoints.
  */
-const withoutArguments = (cause: unknown): unknown =>
-  cause instanceof Error && codeOf(cause) !== undefined
-    ? new Error(cause.message.split(", with args beginning with")[0])
-    : cause
+const cleaned = (cause: unknown): unknown =>
+  cause instanceof Error && codeOf(cause) !== undefined ? new Error(withoutArguments(cause.message)) : cause
+
+const withoutArguments = (message: string): string => message.split(", with args beginning with")[0]
 
 const notFollowed = "the server is one node of a cluster, and the client does not follow its redirections. " +
   "Build the Redis service from the cluster client of the driver"
@@ -1417,7 +1400,7 @@ const toBackendError = (
   error: unknown,
   outcome: BackendError["outcome"] = "unknown"
 ): BackendError => {
-  const cause = withoutArguments(error)
+  const cause = cleaned(error)
   switch (codeOf(error)) {
     case "NOAUTH":
     case "WRONGPASS":
