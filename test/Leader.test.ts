@@ -52,6 +52,15 @@ const journal = () => {
 const duty = (by: string, { note }: { readonly note: (entry: string) => Effect.Effect<void> }) =>
   Effect.acquireUseRelease(note(`${by} begins`), () => Effect.never, () => note(`${by} ends`))
 
+/** One process leads, and another one waits. Answers the fiber of the latter. */
+const bothStand = Effect.fnUntraced(function*(log: ReturnType<typeof journal>) {
+  yield* duty("a", log).pipe(Leader.forever("job"), processA, Effect.forkChild)
+  yield* TestClock.adjust("1 millis")
+  const b = yield* duty("b", log).pipe(Leader.forever("job"), processB, Effect.forkChild)
+  yield* TestClock.adjust("1 second")
+  return b
+})
+
 const unreachable: Effect.Effect<void, never, Intercepted.Intercepted> = Effect.flatMap(
   Intercepted.Intercepted,
   ({ intercept }) => intercept((_, { operation }) => Effect.fail(Intercepted.unreachable(operation, "rejected")))
@@ -379,10 +388,7 @@ describe("Leader", () => {
     it.effect("a leader that is asked to hand over stands aside, and stands again", () =>
       Effect.gen(function*() {
         const log = journal()
-        yield* duty("a", log).pipe(Leader.forever("job"), processA, Effect.forkChild)
-        yield* TestClock.adjust("1 millis")
-        const b = yield* duty("b", log).pipe(Leader.forever("job"), processB, Effect.forkChild)
-        yield* TestClock.adjust("1 second")
+        const b = yield* bothStand(log)
         yield* processB(Lease.requestYield("job"))
         yield* TestClock.adjust("1 minute")
         assert.deepStrictEqual(log.entries, ["a begins", "a ends", "b begins"])
@@ -409,10 +415,7 @@ describe("Leader", () => {
       Effect.gen(function*() {
         const backend = yield* TestBackend.TestBackend
         const log = journal()
-        yield* duty("a", log).pipe(Leader.forever("job"), processA, Effect.forkChild)
-        yield* TestClock.adjust("1 millis")
-        yield* duty("b", log).pipe(Leader.forever("job"), processB, Effect.forkChild)
-        yield* TestClock.adjust("1 second")
+        yield* bothStand(log)
         yield* processB(Lease.requestYield("job", { deadline: "5 seconds" }))
         yield* backend.sever("a")
         yield* TestClock.adjust("30025 millis")
@@ -423,10 +426,7 @@ describe("Leader", () => {
       Effect.gen(function*() {
         const backend = yield* TestBackend.TestBackend
         const log = journal()
-        yield* duty("a", log).pipe(Leader.forever("job"), processA, Effect.forkChild)
-        yield* TestClock.adjust("1 millis")
-        yield* duty("b", log).pipe(Leader.forever("job"), processB, Effect.forkChild)
-        yield* TestClock.adjust("1 second")
+        yield* bothStand(log)
         yield* processB(Lease.requestYield("job"))
         yield* TestClock.adjust("10 seconds")
         assert.deepStrictEqual(log.entries, ["a begins", "a ends", "b begins"])

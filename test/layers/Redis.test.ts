@@ -863,15 +863,21 @@ describe.runIf(isTested)("Redis", () => {
   )
 })
 
+/** A cluster, and the layer over it. */
+const onCluster = Effect.gen(function*() {
+  const nodes = yield* RedisServer.startCluster
+  const context = yield* Layer.build(
+    Layer.provideMerge(Redis.layer, clusterClientOf(nodes.map((_) => _.port)))
+  )
+  return { context, nodes }
+})
+
 describe.runIf(isTested)("Redis Cluster", () => {
   it.live(
     "batches go to all nodes, and come back in order; lists, sweeps, wake-ups and fenced writes work",
     () =>
       Effect.gen(function*() {
-        const nodes = yield* RedisServer.startCluster
-        const context = yield* Layer.build(
-          Layer.provideMerge(Redis.layer, clusterClientOf(nodes.map((_) => _.port)))
-        )
+        const { context, nodes } = yield* onCluster
         yield* Effect.gen(function*() {
           const backend = yield* Backend.Backend
           const workIds = Array.from({ length: 100 }, (_, i) => `job-{${i}}`)
@@ -954,10 +960,7 @@ for _, key in ipairs(keys) do if redis.call('HGET', key, 'exit') == 'forgotten' 
     "while slots move, leases are taken, released and forgotten",
     () =>
       Effect.gen(function*() {
-        const nodes = yield* RedisServer.startCluster
-        const context = yield* Layer.build(
-          Layer.provideMerge(Redis.layer, clusterClientOf(nodes.map((_) => _.port)))
-        )
+        const { context, nodes } = yield* onCluster
         yield* Effect.gen(function*() {
           const backend = yield* Backend.Backend
           const idOf = (node: RedisServer.RedisServer) =>
@@ -995,10 +998,7 @@ for _, key in ipairs(keys) do if redis.call('HGET', key, 'exit') == 'forgotten' 
 
   it.live("while slots move, a list sees every node", () =>
     Effect.gen(function*() {
-      const nodes = yield* RedisServer.startCluster
-      const context = yield* Layer.build(
-        Layer.provideMerge(Redis.layer, clusterClientOf(nodes.map((_) => _.port)))
-      )
+      const { context, nodes } = yield* onCluster
       yield* Effect.gen(function*() {
         const backend = yield* Backend.Backend
         const workIds = Array.from({ length: 30 }, (_, i) => `job-${i}`)
