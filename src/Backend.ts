@@ -227,6 +227,10 @@ export interface LeaseRecord {
     readonly status: "held" | ExitMode | "expired"
     /** When the lease expires, or when the term ended. In milliseconds since the epoch, by the backend's clock. */
     readonly expiresAt: number
+    /** How long the lease still lasts if it is not extended. Zero unless it is held. */
+    readonly remaining: Duration.Duration
+    /** How long ago the term ended, or its lease expired. Zero while it is held. */
+    readonly sinceEnd: Duration.Duration
   }>
   readonly state: Option.Option<Stored>
   /** What the current holder was told; where nobody holds it, what the next one would be told. */
@@ -316,6 +320,15 @@ export class Backend extends Context.Service<Backend, {
     readonly retention: Duration.Duration
     readonly limit: number
   }) => Effect.Effect<number, BackendError>
+
+  /**
+   * What is stored for these work IDs, in any order; those of which nothing is
+   * stored are left out. Without `states`, each state is none.
+   */
+  readonly inspect: (options: {
+    readonly workIds: ReadonlyArray<string>
+    readonly states: boolean
+  }) => Effect.Effect<ReadonlyArray<LeaseRecord>, BackendError>
 
   /** Up to `limit` records whose work IDs start with `prefix` and come after `after`, in byte order. */
   readonly list: (options: {

@@ -345,6 +345,12 @@ export class Leases extends Context.Service<Leases, {
     R | Work.Services<W>
   >
 
+  /** See {@link inspect}. */
+  readonly inspect: (
+    works: ReadonlyArray<Work.Input>,
+    options?: { readonly states?: boolean | undefined }
+  ) => Effect.Effect<ReadonlyArray<Backend.LeaseRecord>, InvalidWorkId | BackendError>
+
   /** See {@link holder}. */
   readonly holder: (work: Work.Input) => Effect.Effect<Option.Option<Holder>, InvalidWorkId | BackendError>
 
@@ -608,14 +614,29 @@ export const withLease: {
 )
 
 /**
- * Reads who holds a work ID, if anybody does.
+ * Reads what is stored for work IDs, in one statement, in any order. Those of
+ * which nothing is stored are left out.
  *
  * **Details**
  *
- * Costs one statement, and one more when the lease has been extended since it
- * was read last: an acquire, whose refusal writes nothing and tells how long
- * the lease still lasts. Should the lease have expired between the two, so that
- * the acquire is not refused, it is given back at once.
+ * With `states`, the records carry the encoded checkpoints. Defaults to `false`.
+ *
+ * Fails with `InvalidWorkId` before anything is sent, and with `BackendError`
+ * if the backend refused, or gave no certain answer for two operation timeouts.
+ *
+ * @category operations
+ * @since 0.1.0
+ */
+export const inspect = (
+  works: ReadonlyArray<Work.Input>,
+  options?: { readonly states?: boolean | undefined }
+): Effect.Effect<ReadonlyArray<Backend.LeaseRecord>, InvalidWorkId | BackendError, Leases> =>
+  Leases.use((_) => _.inspect(works, options))
+
+/**
+ * Reads who holds a work ID, if anybody does, in one statement.
+ *
+ * **Details**
  *
  * Fails with `InvalidWorkId` before anything is sent, and with `BackendError`
  * if the backend refused, or gave no certain answer for two operation timeouts.

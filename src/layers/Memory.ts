@@ -275,6 +275,25 @@ const make = Effect.gen(function*() {
       return swept
     })
 
+  const recordOf = (row: Row, now: number, states: boolean): Backend.LeaseRecord => {
+    const held = isHeld(row, now)
+    const { prior, termsWithoutProgress } = held ? row : priorOf(row)
+    const last = held ? { exit: "held" as const, holderId: row.holderId, fencingToken: row.fencingToken } : prior
+    return {
+      workId: row.workId,
+      term: Option.map(Option.fromUndefinedOr(last), ({ exit, fencingToken, holderId }) => ({
+        holderId,
+        fencingToken,
+        status: exit,
+        expiresAt: row.expiresAt / 1000,
+        remaining: Duration.micros(BigInt(held ? row.expiresAt - now : 0)),
+        sinceEnd: Duration.micros(BigInt(held ? 0 : now - row.expiresAt))
+      })),
+      state: states ? stateOf(row) : Option.none(),
+      termsWithoutProgress
+    }
+  }
+
   const list: Backend.Backend["Service"]["list"] = ({ after, limit, prefix }) =>
     Effect.sync(() => {
       const now = clockMicros()
@@ -284,26 +303,16 @@ const make = Effect.gen(function*() {
         )
         .sort((a, b) => compareBytes(a.workId, b.workId))
         .slice(0, limit)
-        .map((row): Backend.LeaseRecord => ({
-          workId: row.workId,
-          term: row.exit === "given-back"
-            ? Option.map(Option.fromUndefinedOr(row.prior), ({ exit, fencingToken, holderId }) => ({
-              holderId,
-              fencingToken,
-              status: exit,
-              expiresAt: row.expiresAt / 1000
-            }))
-            : row.exit === "forgotten"
-            ? Option.none()
-            : Option.some({
-              holderId: row.holderId,
-              fencingToken: row.fencingToken,
-              status: row.exit ?? (isHeld(row, now) ? "held" : "expired"),
-              expiresAt: row.expiresAt / 1000
-            }),
-          state: stateOf(row),
-          termsWithoutProgress: isHeld(row, now) ? row.termsWithoutProgress : priorOf(row).termsWithoutProgress
-        }))
+        .map((row) => recordOf(row, now, true))
+    })
+
+  const inspect: Backend.Backend["Service"]["inspect"] = ({ states, workIds }) =>
+    Effect.sync(() => {
+      const now = clockMicros()
+      return workIds.flatMap((workId) => {
+        const row = rows.get(workId)
+        return row === undefined ? [] : [recordOf(row, now, states)]
+      })
     })
 
   return Backend.Backend.of({
@@ -315,6 +324,7 @@ const make = Effect.gen(function*() {
     forget,
     requestYield,
     sweep,
+    inspect,
     list,
     // The first hint comes at once: it may have become free before.
     wakeups: Option.some((workId) => hints.subscribe(workId, () => true, () => {})),

@@ -850,8 +850,9 @@ const sweepSql = (names: Names): string =>
 )
 SELECT count(*) AS swept, ${isolation} FROM deleted`
 
-const listSql = (names: Names): string =>
-  `SELECT l.work_id, l.state_version, l.state, ${epochMicros("l.expires_at")} AS expires_at,
+const recordsSql = (names: Names, states: string): string =>
+  `SELECT l.work_id, l.state_version, ${states} AS state, ${epochMicros("l.expires_at")} AS expires_at,
+  ${epochMicros("(l.expires_at - c.now)")} AS remaining,
   CASE
     WHEN l.exit = 'given-back' THEN l.prior_exit
     WHEN l.exit = 'forgotten' THEN NULL
@@ -863,7 +864,14 @@ const listSql = (names: Names): string =>
   CASE WHEN l.exit = 'given-back' THEN l.prior_fencing_token ELSE l.fencing_token END AS fencing_token,
   CASE WHEN l.exit IS NULL AND l.expires_at > c.now THEN l.terms_without_progress ELSE ${countAfter} END
     AS terms_without_progress
-FROM ${names.leases} l CROSS JOIN (SELECT clock_timestamp() AS now) c
+FROM ${names.leases} l CROSS JOIN (SELECT clock_timestamp() AS now) c`
+
+const inspectSql = (names: Names): string =>
+  `${recordsSql(names, "CASE WHEN $2::boolean THEN l.state END")}
+WHERE l.work_id = ANY($1::text[])`
+
+const listSql = (names: Names): string =>
+  `${recordsSql(names, "l.state")}
 WHERE starts_with(l.work_id, $1::text) AND l.work_id COLLATE "C" >= $1::text
   AND ($2::text IS NULL OR l.work_id COLLATE "C" > $2::text)
 ORDER BY l.work_id COLLATE "C"
@@ -954,6 +962,18 @@ interface AcquireRow extends ItemRow {
   readonly prior_fencing_token: Integer | null
 }
 
+interface RecordRow extends ItemRow {
+  readonly state_version: number | null
+  readonly state: Uint8Array | null
+  readonly expires_at: Integer
+  /** Negative once it is over. */
+  readonly remaining: Integer
+  readonly status: "held" | "expired" | Backend.ExitMode | null
+  readonly holder_id: string
+  readonly fencing_token: Integer
+  readonly terms_without_progress: number
+}
+
 interface TermRow extends ItemRow {
   /** Missing where it is done, and plain. */
   readonly reply?: "Done" | "Fenced" | "Expired" | "Busy"
@@ -1004,6 +1024,7 @@ const makeStorage = (
     unregister: unregisterSql(names),
     requestYield: requestYieldSql(names),
     sweep: sweepSql(names),
+    inspect: inspectSql(names),
     list: listSql(names),
     fence: fenceSql(names, !isEmbedded(sql)),
     ended: endedSql,
@@ -1240,30 +1261,15 @@ const makeStorage = (
       ([row]) => Number(row.swept)
     )
 
+  const inspect: Backend.Backend["Service"]["inspect"] = ({ states, workIds }) =>
+    workIds.length === 0
+      ? Effect.succeed([])
+      : Effect.map(run<RecordRow>("inspect", text.inspect, [workIds, states]), (rows) => rows.map(recordOf))
+
   const list: Backend.Backend["Service"]["list"] = ({ after, limit, prefix }) =>
     Effect.map(
-      run<{
-        readonly work_id: string
-        readonly state_version: number | null
-        readonly state: Uint8Array | null
-        readonly expires_at: Integer
-        readonly status: "held" | "expired" | Backend.ExitMode | null
-        readonly holder_id: string
-        readonly fencing_token: Integer
-        readonly terms_without_progress: number
-      }>("list", text.list, [prefix, Option.getOrNull(after), BigInt(limit)]),
-      (rows) =>
-        rows.map((row): Backend.LeaseRecord => ({
-          workId: row.work_id,
-          term: row.status === null ? Option.none() : Option.some({
-            holderId: row.holder_id,
-            fencingToken: BigInt(row.fencing_token),
-            status: row.status,
-            expiresAt: toMillis(row.expires_at)
-          }),
-          state: storedOf(row.state_version, row.state),
-          termsWithoutProgress: row.terms_without_progress
-        }))
+      run<RecordRow>("list", text.list, [prefix, Option.getOrNull(after), BigInt(limit)]),
+      (rows) => rows.map(recordOf)
     )
 
   const exclusive = isExclusive(sql)
@@ -1319,6 +1325,7 @@ const makeStorage = (
     forget,
     requestYield,
     sweep,
+    inspect,
     list,
     wakeups: Option.map(Option.fromUndefinedOr(wakeups), ({ subscribe }) => subscribe),
     transaction: Option.some({
@@ -1617,6 +1624,20 @@ const storedOf = (version: number | null, state: Uint8Array | null): Option.Opti
     ? Option.none()
     // A client may hand out a view of a larger buffer, which the copy lets go.
     : Option.some({ version, bytes: state.slice() })
+
+const recordOf = (row: RecordRow): Backend.LeaseRecord => ({
+  workId: row.work_id,
+  term: row.status === null ? Option.none() : Option.some({
+    holderId: row.holder_id,
+    fencingToken: BigInt(row.fencing_token),
+    status: row.status,
+    expiresAt: toMillis(row.expires_at),
+    remaining: Duration.micros(BigInt(row.status === "held" ? row.remaining : 0)),
+    sinceEnd: Duration.micros(BigInt(row.status === "held" ? 0 : Math.max(0, -Number(row.remaining))))
+  }),
+  state: storedOf(row.state_version, row.state),
+  termsWithoutProgress: row.terms_without_progress
+})
 
 const termReply = (row: TermRow): Backend.TermReply => ({ _tag: row.reply ?? "Done" })
 

@@ -571,7 +571,8 @@ const recordsScript = scriptOf(batchOf({
   local key = KEYS[keys + 1]
   local row = load(key)
   if not row then return {'Missing'} end
-  local version, state = stored(key)
+  local version, state = '', ''
+  if item[1] == 'states' then version, state = stored(key) end
   local status, holder, token = row.exit, row.holder, row.token
   if row.exit == 'given-back' then
     status, holder, token = row.priorExit, row.priorHolder, row.priorToken
@@ -585,7 +586,7 @@ const recordsScript = scriptOf(batchOf({
     local _, _, _, next = priorOf(row)
     terms = next
   end
-  return {'Done', status, holder, token, text(row.expires), text(terms), version, state}`
+  return {'Done', status, holder, token, text(row.expires), text(row.expires - now), text(terms), version, state}`
 }))
 
 const infoScript = scriptOf(`#!lua flags=no-writes,allow-stale
@@ -1020,7 +1021,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
     const records: Array<Backend.LeaseRecord> = []
     while (records.length < limit) {
       const first = yield* firstAfter(after, limit - records.length, prefix)
-      records.push(...yield* recordsOf(first.workIds))
+      records.push(...yield* recordsOf("list", first.workIds, true))
       if (first.isAll) break
       // Where some were swept meanwhile, others follow: a page that is not full is the last one.
       after = Arr.last(first.workIds)
@@ -1028,30 +1029,32 @@ const make = Effect.fnUntraced(function*(options: Options) {
     return records
   })
 
-  const recordsOf = Effect.fnUntraced(function*(all: ReadonlyArray<string>) {
+  const recordsOf = Effect.fnUntraced(function*(operation: string, all: ReadonlyArray<string>, states: boolean) {
     const records: Array<Backend.LeaseRecord> = []
     for (const workIds of Arr.chunksOf(all, maxRecords)) {
       const replies = yield* run<string, Reply>({
-        operation: "list",
+        operation,
         script: recordsScript,
         requests: workIds,
         workIdOf: (workId) => workId,
         keysOf: (workId) => [keyOf(workId)],
-        argsOf: () => [],
+        argsOf: () => states ? ["states"] : [],
         replyOf: (reply) => reply
       })
       for (const [index, reply] of replies.entries()) {
         if (reply instanceof BackendError) return yield* reply
         // It was swept meanwhile.
         if (reply[0] !== "Done") continue
-        const [, status, holderId, token, expires, terms, version, state] = reply
+        const [, status, holderId, token, expires, remaining, terms, version, state] = reply
         records.push({
           workId: workIds[index],
           term: status === "" ? Option.none() : Option.some({
             holderId,
             fencingToken: BigInt(token),
             status: status === "held" ? status : exitOf(status),
-            expiresAt: toMillis(expires)
+            expiresAt: toMillis(expires),
+            remaining: Duration.micros(BigInt(status === "held" ? remaining : 0)),
+            sinceEnd: Duration.micros(BigInt(status === "held" ? 0 : Math.max(0, -Number(remaining))))
           }),
           state: storedOf(version, state),
           termsWithoutProgress: Number(terms)
@@ -1145,6 +1148,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
     forget: (term) => one(forgetOne, term),
     requestYield: (request) => one(requestYieldOne, request),
     sweep,
+    inspect: ({ states, workIds }) => recordsOf("inspect", workIds, states),
     list,
     wakeups: Option.map(Option.fromUndefinedOr(wakeups), ({ subscribe }) => subscribe),
     transaction: Option.none()

@@ -23,7 +23,18 @@ import * as Renewal from "../../Renewal.ts"
 import * as Work from "../../Work.ts"
 import * as Worker from "../../Worker.ts"
 import { left, told, unchanged } from "./expectations.ts"
-import { acquire, answers, bytesOf, forget, freshId, type Listed, record, release, take, textOf } from "./operations.ts"
+import {
+  acquire,
+  answers,
+  bytesOf,
+  forget,
+  freshId,
+  type Inspected,
+  record,
+  release,
+  take,
+  textOf
+} from "./operations.ts"
 import { assertNear, eventually, isOver, meanwhile, passRenewal, passTtls, type Rules, Store } from "./rules.ts"
 
 const Progress = Work.make("contract", Checkpoint.make(Schema.Struct({ at: Schema.Int })))
@@ -489,7 +500,7 @@ export const losses = ({ rule }: Rules) => {
     rule(`when ${name}, a checkpoint notices: it does not return, and nothing is written`, function*() {
       const a = yield* processOf("a")
       const id = yield* freshWork
-      let before: Listed | undefined
+      let before: Inspected | undefined
       const exit = yield* Effect.exit(a(Worker.run(id, (lease) =>
         Effect.gen(function*() {
           yield* takeAway(lease.token)
@@ -505,7 +516,7 @@ export const losses = ({ rule }: Rules) => {
     rule(`when ${name}, the end of the work notices: its value is not returned, and nothing is written`, function*() {
       const a = yield* processOf("a")
       const id = yield* freshWork
-      let before: Listed | undefined
+      let before: Inspected | undefined
       const exit = yield* Effect.exit(a(Worker.run(id, (lease) =>
         Effect.gen(function*() {
           yield* lease.leaveAs("finished", { at: 1 })
@@ -790,7 +801,7 @@ const processOf = (holderId: string) =>
   )
 
 /** The rows of a store whose clock moves by moving them have another expiry after a while. */
-const withoutExpiry = (listed: Listed | undefined) =>
+const withoutExpiry = (listed: Inspected | undefined) =>
   listed === undefined ? undefined : { ...listed, expiresAt: undefined }
 
 /** What a caller sees. */

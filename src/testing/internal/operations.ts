@@ -135,8 +135,8 @@ export const requestYield = (workId: string, deadline?: Duration.Duration) =>
 
 export const sweepAll = Effect.flatMap(Backend.Backend, (_) => _.sweep({ retention: Duration.zero, limit: 100_000 }))
 
-/** What a list tells of one work ID, for comparison. */
-export interface Listed {
+/** What is told of one work ID, for comparison. */
+export interface Inspected {
   readonly status: string | undefined
   readonly holderId: string | undefined
   readonly fencingToken: bigint | undefined
@@ -145,12 +145,12 @@ export interface Listed {
   readonly termsWithoutProgress: number
 }
 
-export const record = (workId: string): Effect.Effect<Listed | undefined, BackendError, Backend.Backend> =>
+export const record = (workId: string): Effect.Effect<Inspected | undefined, BackendError, Backend.Backend> =>
   Effect.gen(function*() {
     const backend = yield* Backend.Backend
-    // The first with the prefix is the work ID itself, if it is there.
-    const [first] = yield* backend.list({ prefix: workId, after: Option.none(), limit: 1 })
-    if (first === undefined || first.workId !== workId) return undefined
+    const [first] = yield* backend.inspect({ workIds: [workId], states: true })
+    if (first === undefined) return undefined
+    assert.strictEqual(first.workId, workId)
     const term = Option.getOrUndefined(first.term)
     return {
       status: term?.status,

@@ -1306,6 +1306,8 @@ export const namesAndBytes = ({ rule }: Rules) => {
     }
     const records = yield* backend.list({ prefix, after: Option.none(), limit: 100 })
     assert.deepStrictEqual(records.map((_) => _.workId), workIds.slice().sort(compareBytes))
+    const inspected = yield* backend.inspect({ workIds, states: true })
+    assert.deepStrictEqual(inspected.map((_) => _.workId).sort(compareBytes), workIds.slice().sort(compareBytes))
     for (const [i, workId] of workIds.entries()) {
       const reply = replies[i]
       if (reply._tag !== "Acquired") return
@@ -1434,7 +1436,8 @@ export const lists = ({ rule, whenStanding }: Rules) => {
     const backend = yield* Backend.Backend
     const all = yield* backend.list({ prefix: "", after: Option.none(), limit: 100_000 })
     assert.isTrue(all.some((_) => _.workId === a.workId))
-    assert.deepStrictEqual(yield* backend.list({ prefix: "", after: Option.none(), limit: 1 }), all.slice(0, 1))
+    const first = yield* backend.list({ prefix: "", after: Option.none(), limit: 1 })
+    assert.deepStrictEqual(first.map((_) => _.workId), [all[0].workId])
   })
 
   rule("tell who holds a lease, and how its last term has ended", function*() {
@@ -1451,13 +1454,61 @@ export const lists = ({ rule, whenStanding }: Rules) => {
     }
   })
 
-  whenStanding("tell when a lease expires, and when its term has ended", function*() {
-    const a = yield* take(yield* freshId, "a")
-    assert.strictEqual((yield* record(a.workId))?.expiresAt, a.expiresAt)
-    yield* pass("1 seconds")
-    yield* answers("Done", release(a, "finished"))
+  whenStanding("tell when a lease expires, and when its term has ended, and for how long that has been", function*() {
     const { ttl } = yield* Store
-    assert.strictEqual((yield* record(a.workId))?.expiresAt, a.expiresAt - Duration.toMillis(ttl) + 1000)
+    const millis = Duration.toMillis(ttl)
+    const a = yield* take(yield* freshId, "a")
+    const backend = yield* Backend.Backend
+    const times = Effect.map(backend.inspect({ workIds: [a.workId], states: false }), ([{ term }]) => {
+      const { expiresAt, remaining, sinceEnd } = Option.getOrThrow(term)
+      return { expiresAt, remaining: Duration.toMillis(remaining), sinceEnd: Duration.toMillis(sinceEnd) }
+    })
+    assert.deepStrictEqual(yield* times, { expiresAt: a.expiresAt, remaining: millis, sinceEnd: 0 })
+    yield* pass(millis - 1)
+    assert.deepStrictEqual(yield* times, { expiresAt: a.expiresAt, remaining: 1, sinceEnd: 0 })
+    yield* pass(1)
+    assert.deepStrictEqual(yield* times, { expiresAt: a.expiresAt, remaining: 0, sinceEnd: 0 })
+    yield* pass(2)
+    assert.deepStrictEqual(yield* times, { expiresAt: a.expiresAt, remaining: 0, sinceEnd: 2 })
+    const b = yield* take(a.workId, "b")
+    yield* pass(1)
+    yield* answers("Done", release(b, "finished"))
+    yield* pass(3)
+    assert.deepStrictEqual(yield* times, { expiresAt: b.expiresAt - millis + 1, remaining: 0, sinceEnd: 3 })
+  })
+
+  rule("tell the same of many work IDs by name, with states if asked, and nothing of what is not there", function*() {
+    const prefix = `${yield* freshId}/`
+    for (const mode of exitModes) {
+      yield* answers("Done", release(yield* takeWithState(mode, prefix + mode), mode))
+    }
+    yield* answers("Done", forget(yield* takeWithState("forgotten", `${prefix}forgotten`)))
+    yield* answers("Done", release(yield* take(`${prefix}given back`, "a"), "given-back"))
+    yield* takeWithState("held", `${prefix}held`)
+    const backend = yield* Backend.Backend
+    const withoutTimes = (records: ReadonlyArray<Backend.LeaseRecord>) =>
+      records.map(({ term, ...record }) => ({
+        ...record,
+        term: Option.map(term, ({ fencingToken, holderId, status }) => ({ fencingToken, holderId, status }))
+      })).sort((a, b) => compareBytes(a.workId, b.workId))
+    const listed = withoutTimes(yield* backend.list({ prefix, after: Option.none(), limit: 100 }))
+    assert.lengthOf(listed, exitModes.length + 3)
+    const workIds = [...listed.map((_) => _.workId).reverse(), `${prefix}nothing`, prefix]
+    assert.deepStrictEqual(withoutTimes(yield* backend.inspect({ workIds, states: true })), listed)
+    assert.deepStrictEqual(
+      withoutTimes(yield* backend.inspect({ workIds, states: false })),
+      listed.map((record) => ({ ...record, state: Option.none() }))
+    )
+    assert.deepStrictEqual(yield* backend.inspect({ workIds: [], states: true }), [])
+  })
+
+  rule("tell of ten thousand work IDs at once", function*() {
+    const backend = yield* Backend.Backend
+    const a = yield* take(yield* freshId, "a")
+    const workIds = Array.from({ length: 10_000 }, (_, i) => `${a.workId}/${i}`)
+    workIds[5000] = a.workId
+    const inspected = yield* backend.inspect({ workIds, states: true })
+    assert.deepStrictEqual(inspected.map((_) => _.workId), [a.workId])
   })
 
   rule("show nothing of a term that was given back", function*() {
