@@ -249,7 +249,8 @@ describe("Postgres under faults", () => {
             ["readCheckpoint", Lease.readCheckpoint(token)],
             ["release", Lease.release(other, "finished")],
             ["forget", Lease.forget(other)],
-            ["requestYield", Lease.requestYield("a")]
+            ["requestYield", Lease.requestYield("a")],
+            ["lift", Lease.lift("a")]
           ]
           yield* Effect.forEach(operations, ([operation, effect]) =>
             Effect.gen(function*() {
@@ -776,6 +777,7 @@ describe("Postgres under faults", () => {
                 reader.release([{ ...term, exit: "finished", interrupted: false, state: Option.none() }]),
                 reader.forget(term),
                 reader.requestYield({ workId: "held", deadline: Option.none() }),
+                reader.lift("held"),
                 reader.sweep({ retention: Duration.zero, limit: 1 })
               ]
             ) {
