@@ -138,6 +138,18 @@ describe("Postgres under faults", () => {
           assert.deepStrictEqual((yield* auditOf(sql, "a")).flatMap((change) => change.exit ?? []), ["forgotten"])
         })))
 
+      it.live(`of a lift, ${how}: it is done once, and answers the same`, () =>
+        setUp(Effect.fnUntraced(function*(proxy, sql) {
+          const { token } = yield* Lease.acquire("a")
+          yield* Lease.release(token, "abandoned")
+          const before = (yield* auditOf(sql, "a")).length
+          yield* proxy.loseReply({ as })
+          assert.isTrue(yield* Lease.lift("a"))
+          assert.strictEqual(yield* proxy.lostReplies, 1)
+          assert.lengthOf((yield* auditOf(sql, "a")).slice(before), 1)
+          yield* Lease.acquire("a", { quarantineAfter: 1 })
+        })))
+
       it.live(`of any statement of a work, ${how}: the work runs once, to its end`, () =>
         setUp(Effect.fnUntraced(function*(proxy, sql) {
           for (let skip = 0; skip < 4; skip++) {
