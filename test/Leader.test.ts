@@ -293,6 +293,29 @@ describe("Leader", () => {
         }).pipe(intercepted))
     }
 
+    it.effect("does not spin while the work ID is quarantined, and leads again once that is lifted", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        const { entries, note } = journal()
+        yield* Effect.andThen(note("begins"), Effect.fail("poisoned")).pipe(
+          Leader.forever("job", { quarantineAfter: 2, giveUpAfter: { failures: 1 } }),
+          Effect.forkChild
+        )
+        yield* TestClock.adjust("1 minute")
+        assert.deepStrictEqual(entries, ["begins", "begins"])
+        const before = log.length
+        yield* TestClock.adjust("1 hour")
+        assert.isAtLeast(log.length - before, 90)
+        assert.isAtMost(log.length - before, 160)
+        assert.lengthOf(entries, 2)
+        const error = yield* Effect.flip(Leader.elect(Effect.void, "job", { quarantineAfter: 2 }))
+        assert.strictEqual(error._tag, "Quarantined")
+
+        assert.isTrue(yield* Lease.lift("job"))
+        yield* TestClock.adjust("36 seconds")
+        assert.lengthOf(entries, 3)
+      }).pipe(intercepted))
+
     it.effect("does not spin with a duty that succeeds at once", () =>
       Effect.gen(function*() {
         const { log } = yield* Intercepted.Intercepted

@@ -77,6 +77,7 @@ const contendedJitter = Random.nextBetween(1, contendedWithin / (contendedTries 
 interface Acquiring {
   readonly workId: string
   readonly policy: Renewal.Policy
+  readonly quarantineAfter: Option.Option<number>
   readonly codec: Codec
   readonly restore: Restore
 }
@@ -221,10 +222,16 @@ export const make = Effect.fnUntraced(function*(
    * another, because the window counts from its first sending.
    *
    * Interrupted, it finds out whether the lease was taken after all, and gives it back. */
-  const attempt = ({ policy, restore, workId }: Acquiring) =>
+  const attempt = ({ policy, quarantineAfter, restore, workId }: Acquiring) =>
     Effect.suspend(() => {
       const first = Window.now(clock)
-      const request = { workId, holderId, attempt: `${attemptPrefix}${(attempts++).toString(36)}`, ttl: policy.ttl }
+      const request = {
+        workId,
+        holderId,
+        attempt: `${attemptPrefix}${(attempts++).toString(36)}`,
+        ttl: policy.ttl,
+        quarantineAfter
+      }
       let entry: Gather.Entry<Backend.AcquireReply> | undefined
       let offers = 0
       const send = Effect.suspend(() => {
@@ -290,7 +297,7 @@ export const make = Effect.fnUntraced(function*(
         // The answer came after the end of the term that this attempt had: too late to rely on it.
         return Effect.fail(new WindowExhausted({ workId }))
       case "Quarantined":
-        return Effect.fail(new Quarantined({ workId, why: reply.why }))
+        return Effect.fail(quarantined(workId, reply))
       default:
         return Effect.fail(
           new BackendError({
@@ -381,9 +388,10 @@ export const make = Effect.fnUntraced(function*(
     Effect.gen(function*() {
       const workId = yield* validate(work)
       yield* refuseInsideExclusive("acquire", workId)
+      const quarantineAfter = yield* validateQuarantineAfter(options?.quarantineAfter)
       const codec = codecOf(work, yield* Effect.context())
       const policy = options?.policy ?? defaultPolicy
-      const acquiring: Acquiring = { workId, policy, codec, restore }
+      const acquiring: Acquiring = { workId, policy, quarantineAfter, codec, restore }
       return yield* (options?.wait === true ? waitForTerm(acquiring) : takeTerm(acquiring))
     })
 
@@ -895,6 +903,40 @@ export const make = Effect.fnUntraced(function*(
           Effect.map(backend.requestYield({ workId, deadline }), (asked) => ({ _tag: "Done" as const, asked }))
         )
         return asked
+      }),
+    lift: (work) =>
+      Effect.gen(function*() {
+        const workId = yield* validate(work)
+        const { known } = yield* single(
+          "lift",
+          workId,
+          defaultPolicy,
+          Effect.map(backend.lift(workId), (known) => ({ _tag: "Done" as const, known }))
+        )
+        return known
       })
   }
 })
+
+/** A mistake of the program, as a duration is that is none. */
+const validateQuarantineAfter = (terms: number | undefined): Effect.Effect<Option.Option<number>> =>
+  terms === undefined || (Number.isSafeInteger(terms) && terms > 0)
+    ? Effect.succeed(Option.fromUndefinedOr(terms))
+    : Effect.die(
+      new InvalidConfig({ field: "quarantineAfter", why: `it must be a positive integer, not ${terms}` })
+    )
+
+const quarantined = (
+  workId: string,
+  { exit, holderId, termsWithoutProgress }: Extract<Backend.AcquireReply, { readonly _tag: "Quarantined" }>
+): Quarantined =>
+  new Quarantined({
+    workId,
+    termsWithoutProgress,
+    exit,
+    holderId,
+    why: (termsWithoutProgress === 1
+      ? "a term has ended without a new checkpoint"
+      : `${termsWithoutProgress} terms in a row have ended without a new checkpoint`) +
+      `; the last one ended as ${exit}, held by ${JSON.stringify(holderId)}`
+  })

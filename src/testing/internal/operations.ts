@@ -54,21 +54,22 @@ export const termOf = ({ fencingToken, holderId, workId }: Backend.Term): Backen
 export const acquire = (
   workId: string,
   holderId: string,
-  options?: { readonly attempt?: string; readonly ttls?: number }
+  options?: { readonly attempt?: string; readonly ttls?: number; readonly quarantineAfter?: number }
 ): Effect.Effect<Backend.AcquireReply, BackendError, Backend.Backend | Store> =>
   Effect.flatMap(Store, ({ ttl }) =>
     one((_) => _.acquire, {
       workId,
       holderId,
       attempt: options?.attempt ?? randomId(),
-      ttl: Duration.times(ttl, options?.ttls ?? 1)
+      ttl: Duration.times(ttl, options?.ttls ?? 1),
+      quarantineAfter: Option.fromUndefinedOr(options?.quarantineAfter)
     }))
 
 /** An acquire that succeeds. */
 export const take = (
   workId: string,
   holderId: string,
-  options?: { readonly attempt?: string; readonly ttls?: number }
+  options?: { readonly attempt?: string; readonly ttls?: number; readonly quarantineAfter?: number }
 ): Effect.Effect<Taken, BackendError, Backend.Backend | Store> =>
   Effect.suspend(() => {
     const attempt = options?.attempt ?? randomId()
@@ -132,6 +133,8 @@ export const forget = (term: Backend.Term) => Effect.flatMap(Backend.Backend, (_
 
 export const requestYield = (workId: string, deadline?: Duration.Duration) =>
   Effect.flatMap(Backend.Backend, (_) => _.requestYield({ workId, deadline: Option.fromUndefinedOr(deadline) }))
+
+export const lift = (workId: string) => Effect.flatMap(Backend.Backend, (_) => _.lift(workId))
 
 export const sweepAll = Effect.flatMap(Backend.Backend, (_) => _.sweep({ retention: Duration.zero, limit: 100_000 }))
 
