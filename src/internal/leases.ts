@@ -3,6 +3,7 @@
  */
 
 import type { NonEmptyReadonlyArray } from "effect/Array"
+import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
 import * as SecureRandom from "effect/crypto/SecureRandom"
 import * as Deferred from "effect/Deferred"
@@ -508,7 +509,27 @@ export const make = Effect.fnUntraced(function*(
   // supervision
   // ---------------------------------------------------------------------------
 
-  const keeper = new Keeper(clock, deadlines)
+  /** A renewal asks whether its holder was asked to yield: the hint proves nothing. */
+  const hearRequests = (subscribe: Option.Option.Value<Backend.Backend["Service"]["yieldRequests"]>) =>
+    Effect.scoped(
+      Effect.flatMap(subscribe, (next) => Effect.forever(Effect.map(next, (workId) => keeper.renewNow(workId))))
+    ).pipe(
+      Effect.catchCause((cause) =>
+        Cause.hasInterruptsOnly(cause)
+          ? Effect.void
+          : Effect.logWarning("Requests to yield are not heard any more, and come with renewals", cause)
+      ),
+      Effect.annotateLogs({ module: "worklease/Lease", fiber: "yieldRequests" })
+    )
+  let hearing: Fiber.Fiber<void> | undefined
+
+  // To be told takes a connection, which short leases are not worth.
+  const keeper = new Keeper(clock, deadlines, (isLasting) => {
+    hearing?.interruptUnsafe()
+    hearing = isLasting && Option.isSome(backend.yieldRequests)
+      ? run(hearRequests(backend.yieldRequests.value))
+      : undefined
+  })
 
   /** What mostly succeeds at once has no fiber of its own. */
   const renewal = ({ resending, sending, term }: Extending): Renew => {

@@ -82,12 +82,14 @@ export interface Options {
   readonly table?: string | undefined
   /**
    * Whether a waiting acquire is told at once when a lease is released or
-   * forgotten, and a release here tells those who wait elsewhere. Without it,
-   * waiting acquires poll. Defaults to `true`.
+   * forgotten, and a holder when it is asked to yield; and whether what is done
+   * here tells others. Without it, waiting acquires poll, and requests to yield
+   * come with renewals. Defaults to `true`.
    *
-   * While something waits, it costs one connection of the client's pool, which
-   * must have three or more: one that is smaller polls, and only tells others.
-   * A client that is a single connection and no pool needs `false`.
+   * While something waits, or a lease is held that has been so for a second, it
+   * costs one connection of the client's pool, which must have three or more:
+   * one that is smaller is told nothing, and only tells others. A client that is
+   * a single connection and no pool needs `false`.
    */
   readonly wakeups?: boolean | undefined
 }
@@ -688,7 +690,7 @@ ${extendReplies(names, skipLocked)}`
 const notified = (names: Names, notifies: boolean): string =>
   notifies
     ? `(
-    SELECT pg_notify('${channelPrefix}' || w.subscriber, l.work_id)::text FROM (
+    SELECT pg_notify('${channelPrefix}' || w.subscriber, '${Wakeups.freed}' || l.work_id)::text FROM (
       SELECT w.subscriber FROM ${names.waiters} w
       WHERE w.work_id = l.work_id AND w.expires_at > l.expires_at
       ORDER BY random()
@@ -807,12 +809,21 @@ const forgetSql = (names: Names, notifies: boolean): string =>
 )
 ${replies(names, "SELECT k.work_id, CASE WHEN k.is_current THEN 'Done' ELSE 'Fenced' END AS reply FROM locked k", "")}`
 
-const requestYieldSql = (names: Names): string =>
+/** The process of the holder is not known: all are told that hold anything. */
+const requestYieldSql = (names: Names, notifies: boolean): string =>
   `UPDATE ${names.leases} l SET
   yield_requested = true,
   yield_deadline = clock_timestamp() + ${interval("$2::bigint")}
 WHERE l.work_id = $1::text AND l.exit IS NULL AND l.expires_at > clock_timestamp()
-RETURNING 1 AS asked, ${isolation}`
+RETURNING 1 AS asked, ${isolation}, ${
+    notifies
+      ? `(
+    SELECT count(pg_notify('${channelPrefix}' || w.subscriber, '${Wakeups.asked}' || l.work_id)::text)
+    FROM ${names.waiters} w
+    WHERE w.work_id = '${Wakeups.anyWorkId}' AND w.expires_at > clock_timestamp()
+  )`
+      : "NULL"
+  } AS notified`
 
 /** It waits for the row, which may expire meanwhile. What is lifted already is not written. */
 const liftSql = (names: Names): string =>
@@ -859,7 +870,7 @@ const passOnSql = (names: Names): string =>
 ), deleted AS (
   DELETE FROM ${names.waiters} w USING input i WHERE w.work_id = i.work_id AND w.subscriber = $2::text
 )
-SELECT pg_notify('${channelPrefix}' || w.subscriber, i.work_id)::text AS notified, ${isolation}
+SELECT pg_notify('${channelPrefix}' || w.subscriber, '${Wakeups.freed}' || i.work_id)::text AS notified, ${isolation}
 FROM input i CROSS JOIN LATERAL (
   SELECT w.subscriber FROM ${names.waiters} w
   WHERE w.work_id = i.work_id AND w.subscriber <> $2::text AND w.expires_at > clock_timestamp()
@@ -1058,7 +1069,7 @@ const makeStorage = (
     register: registerSql(names),
     passOn: passOnSql(names),
     unregister: unregisterSql(names),
-    requestYield: requestYieldSql(names),
+    requestYield: requestYieldSql(names, notifies),
     lift: liftSql(names),
     sweep: sweepSql(names),
     inspect: inspectSql(names),
@@ -1377,6 +1388,7 @@ const makeStorage = (
     inspect,
     list,
     wakeups: Option.map(Option.fromUndefinedOr(wakeups), ({ subscribe }) => subscribe),
+    yieldRequests: Option.map(Option.fromUndefinedOr(wakeups), ({ yieldRequests }) => yieldRequests),
     transaction: Option.some({
       isOpen: Effect.map(openTransaction, Option.isSome),
       afterCommit,
