@@ -123,7 +123,9 @@ const listenIn = Effect.fnUntraced(function*(url: string) {
       while (true) {
         const { payload } = yield* Queue.take(queue)
         if (payload === end) return payloads
-        payloads.push(payload)
+        // What has become free.
+        assert.match(payload, /^f/)
+        payloads.push(payload.slice(1))
       }
     })
   }
