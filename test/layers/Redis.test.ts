@@ -545,6 +545,39 @@ describe.runIf(isTested)("Redis", () => {
       30_000
     )
 
+    for (const wakeups of [true, false]) {
+      it.live(
+        wakeups
+          ? "a holder that is asked to yield is told at once, and listens only while it has something to be asked for"
+          : "without them, it hears of it with its next renewal, and listens to nothing",
+        () =>
+          Effect.gen(function*() {
+            const server = yield* RedisServer.start()
+            const start = (holderId: string) =>
+              Layer.build(
+                Lease.layerWith({ holderId, ttl: "20 seconds", renewEvery: "7 seconds" }).pipe(
+                  Layer.provide(Redis.layerWith({ wakeups })),
+                  Layer.provide(clientOf(server.url))
+                )
+              )
+            const [a, b] = [yield* start("a"), yield* start("b")]
+            yield* Effect.scoped(Effect.gen(function*() {
+              const lease = yield* Effect.provide(Lease.hold("job"), a)
+              assert.strictEqual(yield* subscribers(server), 0)
+              if (wakeups) yield* eventually("it listens", Effect.map(subscribers(server), (_) => _ === 1))
+              else yield* Effect.sleep("1500 millis")
+              assert.isTrue(yield* Effect.provide(Lease.requestYield("job"), b))
+              const told = yield* Effect.timeoutOption(lease.awaitYieldRequest, "3 seconds")
+              assert.strictEqual(Option.isSome(told), wakeups)
+              assert.strictEqual(yield* subscribers(server), wakeups ? 1 : 0)
+              yield* Effect.timeout(lease.awaitYieldRequest, "5 seconds")
+            }))
+            yield* eventually("nothing is held, so nothing listens", Effect.map(subscribers(server), (_) => _ === 0))
+          }),
+        30_000
+      )
+    }
+
     it.live("a subscriber whose connection was killed listens again", () =>
       Effect.gen(function*() {
         const server = yield* RedisServer.start()
