@@ -953,6 +953,19 @@ describe.runIf(isTested)("Redis Cluster", () => {
           assert.deepStrictEqual(yield* release(terms[3]), [{ _tag: "Done" }])
           yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
 
+          // Whatever node has the record, and on whichever it listens.
+          const asked = yield* Option.getOrThrow(backend.yieldRequests)
+          const lasting = Array.from({ length: 20 }, (_, i) => `lasting-${i}`)
+          yield* backend.acquire(lasting.map((workId) => acquireRequest(workId)) as any)
+          const heard = new Set<string>()
+          yield* Effect.forkScoped(Effect.forever(Effect.map(asked, (workId) => heard.add(workId))), {
+            startImmediately: true
+          })
+          for (const workId of lasting) {
+            assert.isTrue(yield* backend.requestYield({ workId, deadline: Option.none() }))
+          }
+          yield* eventually("all are heard", Effect.sync(() => heard.size === lasting.length))
+
           for (const term of terms.slice(0, 50)) yield* backend.forget(term)
           for (const node of nodes) {
             yield* node.command(
