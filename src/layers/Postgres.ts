@@ -744,7 +744,9 @@ const plainRelease = (notified: string): LockedUpdate => ({
 const plainReleaseSql = (names: Names, notifies: boolean) => {
   const each = notified(names, notifies)
   // For a batch one look first, whether anybody waits for anything.
-  const isWaitedFor = `EXISTS (SELECT FROM ${names.waiters} w WHERE w.expires_at > clock_timestamp())`
+  const isWaitedFor = `EXISTS (
+    SELECT FROM ${names.waiters} w WHERE w.work_id <> '${Wakeups.anyWorkId}' AND w.expires_at > clock_timestamp()
+  )`
   return {
     one: updateOne(names, plainRelease(each)),
     many: updateMany(names, plainRelease(notifies ? `CASE WHEN ${isWaitedFor} THEN ${each} END` : each))
