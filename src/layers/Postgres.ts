@@ -383,8 +383,8 @@ RETURNING ${update.returning}, k.isolation`
 }
 
 /**
- * The same for one row. To get ready for the other would take a lone operation
- * longer than what it does.
+ * The same for one row, without the isolation. To get ready for the other would
+ * take a lone operation longer than what it does.
  */
 const updateOne = (names: Names, update: LockedUpdate): string => {
   const item = itemOf(update.items)
@@ -394,7 +394,7 @@ WHERE l.ctid = (
   WHERE l.work_id = ${item("work_id")}${update.locks === undefined ? "" : ` AND ${update.locks(item)}`}
   FOR ${update.lock} OF l SKIP LOCKED
 ) AND ${update.matches(item)}${update.unexpired === true ? " AND l.expires_at > clock_timestamp()" : ""}
-RETURNING ${update.returning}, ${isolation}`
+RETURNING ${update.returning}`
 }
 
 const forOneOrMany = (names: Names, update: LockedUpdate) => ({
@@ -415,7 +415,7 @@ const priorAfter = (column: "exit" | "holder_id" | "fencing_token"): string =>
   `CASE l.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN l.prior_${column}
     ELSE ${column === "exit" ? "coalesce(l.exit, 'expired')" : `l.${column}`} END`
 
-const acquiredColumns = `l.work_id, l.fencing_token, ${epochMicros("l.expires_at")} AS expires_at, l.state_version,
+const acquiredColumns = `l.fencing_token, ${epochMicros("l.expires_at")} AS expires_at, l.state_version,
     l.state, l.terms_without_progress, l.prior_exit, l.prior_holder_id, l.prior_fencing_token`
 
 const acquireItems: Columns = [["work_id", "text"], ["holder_id", "text"], ["attempt", "text"], ["ttl", "bigint"]]
@@ -428,12 +428,15 @@ const isFree = "(l.exit IS NOT NULL OR l.expires_at <= clock_timestamp())"
  */
 const acquiredAt = "statement_timestamp()"
 
+/** Whether row `l` knows nothing of this attempt. */
+const isNewAttempt = (item: Item): string =>
+  `l.attempt <> ${item("attempt")} AND l.prior_attempt IS DISTINCT FROM ${item("attempt")}`
+
 /** Locks only rows that are free: a refused acquire writes nothing. What it has locked is as it was seen, so still free. */
 const take: LockedUpdate = {
   items: acquireItems,
   lock: "UPDATE",
-  locks: (item) =>
-    `${isFree} AND l.attempt <> ${item("attempt")} AND l.prior_attempt IS DISTINCT FROM ${item("attempt")}`,
+  locks: (item) => `${isFree} AND ${isNewAttempt(item)}`,
   set: (item) => `
     holder_id = ${item("holder_id")},
     fencing_token = greatest(l.fencing_token + 1, ${epochMicros(acquiredAt)}),
@@ -451,7 +454,24 @@ const take: LockedUpdate = {
     yield_deadline = NULL,
     trace_context = NULL`,
   matches: () => `l.fencing_token < ${maxToken}`,
-  returning: acquiredColumns
+  returning: `l.work_id, ${acquiredColumns}`
+}
+
+/**
+ * What a lone acquire mostly comes to: the lease is free, or held. The rest, a
+ * work ID that is new among it, is not answered: to be ready for that, too,
+ * would take each acquire longer.
+ */
+const takeOneSql = (names: Names): string => {
+  const item = itemOf(acquireItems)
+  return `WITH taken AS (
+${updateOne(names, { ...take, returning: acquiredColumns })}
+)
+SELECT CASE WHEN a.fencing_token IS NULL THEN 'Held' ELSE 'Acquired' END AS reply, l.holder_id AS held_by,
+  ${epochMicros("l.expires_at")} - ${epochMicros("clock_timestamp()")} AS remaining, l.work_id, a.*
+FROM ${names.leases} l LEFT JOIN taken a ON true
+WHERE l.work_id = ${item("work_id")}
+  AND (a.fencing_token IS NOT NULL OR (l.exit IS NULL AND l.expires_at > clock_timestamp() AND ${isNewAttempt(item)}))`
 }
 
 /**
@@ -462,18 +482,18 @@ const take: LockedUpdate = {
  * Nowhere are two lists of a batch joined: a planner that knows their lengths
  * as little as this one compares each with each.
  */
-const acquireSql = (names: Names, input: string, taken: string, isRest: string): string =>
+const acquireSql = (names: Names): string =>
   `WITH taken AS (
-${taken}
+${updateMany(names, take)}
 ), inserted AS (
   INSERT INTO ${names.leases} AS l (work_id, holder_id, fencing_token, attempt, acquired_at, expires_at)
   SELECT i.work_id, i.holder_id, greatest(m.fencing_token + 1, ${epochMicros(acquiredAt)}), i.attempt, ${acquiredAt},
     ${acquiredAt} + ${interval("i.ttl")}
-  FROM (${input}) i CROSS JOIN (${highestToken(names)}) m
+  FROM (${manyItems(acquireItems)}) i CROSS JOIN (${highestToken(names)}) m
   WHERE m.fencing_token < ${maxToken} AND NOT EXISTS (SELECT FROM ${names.leases} l WHERE l.work_id = i.work_id)
   ORDER BY i.work_id
   ON CONFLICT (work_id) DO NOTHING
-  RETURNING ${acquiredColumns}, ${isolation}
+  RETURNING l.work_id, ${acquiredColumns}, ${isolation}
 )
 SELECT 'Acquired' AS reply, NULL::text AS held_by, NULL::bigint AS remaining, a.* FROM taken a
 UNION ALL
@@ -496,28 +516,10 @@ SELECT
   CASE WHEN l.attempt = i.attempt THEN l.state_version END, CASE WHEN l.attempt = i.attempt THEN l.state END,
   l.terms_without_progress,
   l.prior_exit, l.prior_holder_id, l.prior_fencing_token, ${isolation}
-FROM (${input}) i
+FROM (${manyItems(acquireItems)}) i
   CROSS JOIN (SELECT clock_timestamp() AS now) c
   LEFT JOIN ${names.leases} l ON l.work_id = i.work_id
-WHERE ${isRest}`
-
-const acquireOneSql = (names: Names): string => {
-  const item = itemOf(acquireItems)
-  return acquireSql(
-    names,
-    `SELECT ${acquireItems.map(([name]) => `${item(name)} AS ${name}`).join(", ")}`,
-    updateOne(names, take),
-    "NOT EXISTS (SELECT FROM taken) AND NOT EXISTS (SELECT FROM inserted)"
-  )
-}
-
-const acquireManySql = (names: Names): string =>
-  acquireSql(
-    names,
-    manyItems(acquireItems),
-    updateMany(names, take),
-    "i.work_id NOT IN (SELECT a.work_id FROM taken a UNION ALL SELECT a.work_id FROM inserted a)"
-  )
+WHERE i.work_id NOT IN (SELECT a.work_id FROM taken a UNION ALL SELECT a.work_id FROM inserted a)`
 
 const highestToken = (names: Names): string =>
   `SELECT coalesce(max(fencing_token), 0) AS fencing_token FROM ${names.highWaterMark}`
@@ -989,7 +991,8 @@ const makeStorage = (
   const sql = client.withoutTransforms()
 
   const text = {
-    acquire: { one: acquireOneSql(names), many: acquireManySql(names) },
+    takeOne: takeOneSql(names),
+    acquire: acquireSql(names),
     plainRenew: forOneOrMany(names, plainRenew),
     renew: renewSql(names),
     plainCheckpoint: forOneOrMany(names, plainCheckpoint),
@@ -1010,8 +1013,8 @@ const makeStorage = (
     sequence: sequenceSql(names)
   }
 
-  // Until a statement shows that the default is another level, each runs by itself.
-  let isReadCommitted = true
+  // Known from the first answer. While the default is no other level, each statement runs by itself.
+  let isReadCommitted: boolean | undefined
 
   /** Runs a statement at read committed, outside of any transaction that the caller has open. */
   const run = <Row extends object>(
@@ -1019,7 +1022,7 @@ const makeStorage = (
     text: string,
     parameters: ReadonlyArray<unknown>
   ): Effect.Effect<ReadonlyArray<Row>, BackendError> => {
-    const statement = sql.unsafe<Row & { readonly isolation?: string }>(text, parameters)
+    const statement = sql.unsafe<Row & { readonly isolation?: string | null }>(text, parameters)
     const alone = Effect.suspend(() =>
       transactionOf(
         sql,
@@ -1027,11 +1030,11 @@ const makeStorage = (
       )
     )
     const attempt: Effect.Effect<ReadonlyArray<Row>, SqlError.SqlError> = Effect.suspend(() => {
-      if (!isReadCommitted) return alone
+      if (isReadCommitted === false) return alone
       return Effect.tap(statement, ([row]) =>
         Effect.sync(() => {
           // What has succeeded at a stricter level holds; only, the next may not succeed.
-          if (typeof row?.isolation === "string") isReadCommitted = false
+          if (row?.isolation !== undefined) isReadCommitted = row.isolation === null
         })).pipe(
           // Impossible at read committed, and surely not applied.
           Effect.catchIf((error) => codeOf(error) === "40001", () =>
@@ -1058,8 +1061,9 @@ const makeStorage = (
     text: { readonly one: string; readonly many: string },
     parameters: ReadonlyArray<ReadonlyArray<unknown>>
   ): Effect.Effect<ReadonlyArray<Row>, BackendError> =>
-    // At a stricter level the one for many, which bounds how long it holds even what it only locks.
-    parameters[0].length === 1 && isReadCommitted
+    // Until the level is known the one for many, which tells it; and at a stricter one, for it bounds how long it holds
+    // even what it only locks.
+    parameters[0].length === 1 && isReadCommitted === true
       ? run(operation, text.one, parameters.map((list) => list[0]))
       : run(operation, text.many, parameters)
 
@@ -1096,14 +1100,18 @@ const makeStorage = (
     })
 
   const acquire: Backend.Backend["Service"]["acquire"] = (requests) =>
-    Effect.map(
-      runBatch<AcquireRow>("acquire", text.acquire, [
+    runPlainFirst(
+      "acquire",
+      { one: text.takeOne, many: text.acquire },
+      text.acquire,
+      requests,
+      (requests) => [
         requests.map((_) => _.workId),
         requests.map((_) => _.holderId),
         requests.map((_) => _.attempt),
         requests.map((_) => micros(_.ttl))
-      ]),
-      inOrderOf(requests, (row): Backend.AcquireReply | BackendError => {
+      ],
+      (row: AcquireRow): Backend.AcquireReply | BackendError => {
         switch (row.reply) {
           case "Acquired":
             return {
@@ -1121,13 +1129,13 @@ const makeStorage = (
               }
             }
           case "Held":
-            return { _tag: "Held", holderId: row.held_by!, remaining: Duration.micros(BigInt(row.remaining!)) }
+            return { _tag: "Held", holderId: row.held_by!, remaining: durationOf(row.remaining!) }
           case "Exhausted":
             return new BackendError({ operation: "acquire", outcome: "rejected", reason: new TokenExhausted({}) })
           default:
             return { _tag: row.reply }
         }
-      })
+      }
     )
 
   const renew: Backend.Backend["Service"]["renew"] = (requests) =>
@@ -1612,6 +1620,9 @@ const termParameters = (terms: ReadonlyArray<Backend.Term>) => [
 
 const toMillis = (micros: Integer): number => Number(micros) / 1000
 
+/** It may be over by now. */
+const durationOf = (micros: Integer): Duration.Duration => Duration.micros(BigInt(Math.max(0, Number(micros))))
+
 const storedOf = (version: number | null, state: Uint8Array | null): Option.Option<Backend.Stored> =>
   version === null || state === null
     ? Option.none()
@@ -1627,7 +1638,7 @@ const extendReply = (row: ExtendRow): Backend.ExtendReply =>
     yieldRequest: row.yield_requested !== true ? Option.none() : Option.some({
       remaining: row.yield_remaining === null || row.yield_remaining === undefined
         ? Option.none()
-        : Option.some(Duration.micros(BigInt(Math.max(0, Number(row.yield_remaining)))))
+        : Option.some(durationOf(row.yield_remaining))
     })
   }
 
