@@ -1053,7 +1053,11 @@ const makeStorage = (
   }
 
   const outside = <A, E>(effect: Effect.Effect<A, E>): Effect.Effect<A, E> =>
-    Effect.updateContext(effect, (context: Context.Context<never>) => Context.omit(sql.transactionService)(context))
+    Effect.updateContext(effect, (context: Context.Context<never>) =>
+      // Mostly there is none, and a context that stays the same costs nothing.
+      Option.isNone(Context.getOption(context, sql.transactionService))
+        ? context
+        : Context.omit(sql.transactionService)(context))
 
   const openTransaction = Effect.serviceOption(sql.transactionService)
 
