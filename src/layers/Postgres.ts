@@ -464,14 +464,15 @@ const take: LockedUpdate = {
  */
 const takeOneSql = (names: Names): string => {
   const item = itemOf(acquireItems)
+  const isHeld = `l.exit IS NULL AND l.expires_at > clock_timestamp() AND ${isNewAttempt(item)}`
+  const ifHeld = (value: string) => `CASE WHEN a.fencing_token IS NULL THEN ${value} END`
   return `WITH taken AS (
 ${updateOne(names, { ...take, returning: acquiredColumns })}
 )
-SELECT CASE WHEN a.fencing_token IS NULL THEN 'Held' ELSE 'Acquired' END AS reply, l.holder_id AS held_by,
-  ${epochMicros("l.expires_at")} - ${epochMicros("clock_timestamp()")} AS remaining, l.work_id, a.*
+SELECT l.work_id, a.*, ${ifHeld("l.holder_id")} AS held_by,
+  ${ifHeld(epochMicros("l.expires_at - clock_timestamp()"))} AS remaining
 FROM ${names.leases} l LEFT JOIN taken a ON true
-WHERE l.work_id = ${item("work_id")}
-  AND (a.fencing_token IS NOT NULL OR (l.exit IS NULL AND l.expires_at > clock_timestamp() AND ${isNewAttempt(item)}))`
+WHERE l.work_id = ${item("work_id")} AND (a.fencing_token IS NOT NULL OR (${isHeld}))`
 }
 
 /**
@@ -945,7 +946,8 @@ interface ItemRow {
 }
 
 interface AcquireRow extends ItemRow {
-  readonly reply: "Acquired" | "Held" | "Contended" | "AttemptEnded" | "Exhausted"
+  /** Missing where it is plain: held by somebody, or acquired. */
+  readonly reply?: "Acquired" | "Held" | "Contended" | "AttemptEnded" | "Exhausted"
   readonly held_by: string | null
   readonly remaining: Integer | null
   readonly fencing_token: Integer | null
@@ -1118,7 +1120,8 @@ const makeStorage = (
         requests.map((_) => micros(_.ttl))
       ],
       (row: AcquireRow): Backend.AcquireReply | BackendError => {
-        switch (row.reply) {
+        const reply = row.reply ?? (row.held_by === null ? "Acquired" : "Held")
+        switch (reply) {
           case "Acquired":
             return {
               _tag: "Acquired",
@@ -1139,7 +1142,7 @@ const makeStorage = (
           case "Exhausted":
             return new BackendError({ operation: "acquire", outcome: "rejected", reason: new TokenExhausted({}) })
           default:
-            return { _tag: row.reply }
+            return { _tag: reply }
         }
       }
     )
