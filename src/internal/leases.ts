@@ -381,14 +381,15 @@ export const make = Effect.fnUntraced(function*(
 
   /** Begins a term, of whose prior nothing is known yet. */
   const begin = (work: Work.Input, options: AcquireOptions | undefined, restore: Restore) =>
-    Effect.gen(function*() {
-      const workId = yield* validate(work)
-      yield* refuseInsideExclusive("acquire", workId)
-      const codec = codecOf(work, yield* Effect.context())
-      const policy = options?.policy ?? defaultPolicy
-      const acquiring: Acquiring = { workId, policy, codec, restore }
-      return yield* (options?.wait === true ? waitForTerm(acquiring) : takeTerm(acquiring))
-    })
+    Effect.flatMap(validate(work), (workId) =>
+      Effect.andThen(
+        refuseInsideExclusive("acquire", workId),
+        Effect.contextWith((context: Context.Context<never>) => {
+          const policy = options?.policy ?? defaultPolicy
+          const acquiring: Acquiring = { workId, policy, codec: codecOf(work, context), restore }
+          return options?.wait === true ? waitForTerm(acquiring) : takeTerm(acquiring)
+        })
+      ))
 
   // ---------------------------------------------------------------------------
   // operations of a term
@@ -772,14 +773,18 @@ export const make = Effect.fnUntraced(function*(
 
   const acquire = (work: Work.Input, options?: AcquireOptions) =>
     Effect.uninterruptibleMask((restore) =>
-      Effect.gen(function*() {
-        const { acquired, term } = yield* begin(work, options, restore)
-        const prior = yield* restore(decodePrior(term.codec, acquired.prior)).pipe(
-          Effect.tap(() => term.remaining > 0 ? Effect.void : Effect.fail(new WindowExhausted(term))),
-          Effect.onError(() => giveBack(term))
-        )
-        return { token: makeToken(term, acquired.expiresAt), prior }
-      })
+      Effect.flatMap(
+        begin(work, options, restore),
+        ({ acquired, term }) =>
+          restore(decodePrior(term.codec, acquired.prior)).pipe(
+            Effect.flatMap((prior) =>
+              term.remaining > 0
+                ? Effect.succeed({ token: makeToken(term, acquired.expiresAt), prior })
+                : Effect.fail(new WindowExhausted(term))
+            ),
+            Effect.onError(() => giveBack(term))
+          )
+      )
     )
 
   /** Whether the reply takes effect, as the flat errors of the single operations. */
