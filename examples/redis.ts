@@ -58,7 +58,13 @@ const move = Effect.fnUntraced(function*(from: Backend.Backend["Service"], to: B
       }
       if (Option.isNone(state)) continue
       const holderId = "the move"
-      const [acquired] = yield* to.acquire([{ workId, holderId, attempt: randomUUID(), ttl: Duration.seconds(30) }])
+      const [acquired] = yield* to.acquire([{
+        workId,
+        holderId,
+        attempt: randomUUID(),
+        ttl: Duration.seconds(30),
+        quarantineAfter: Option.none()
+      }])
       if (acquired._tag !== "Acquired") return yield* Effect.die(new Error(`${workId} is in use there already`))
       yield* to.release([{
         workId,

@@ -77,7 +77,7 @@ export interface StoredPrior {
   /**
    * +1 when the term before ended as `expired` or `abandoned` without a
    * checkpoint; unchanged when it yielded, was interrupted or was given back;
-   * 0 after a checkpoint, `finished` or `retired`.
+   * 0 after a checkpoint, `finished`, `retired` or a lift.
    */
   readonly termsWithoutProgress: number
 }
@@ -94,6 +94,12 @@ export interface AcquireRequest {
   /** A random ID: the same attempt sent again gets the same answer, and takes a lease at most once. */
   readonly attempt: string
   readonly ttl: Duration.Duration
+  /**
+   * The terms without progress, 1 or more, that keep the lease from being
+   * taken. A free one of which the holder would be told as many, or more, is
+   * refused as `Quarantined`.
+   */
+  readonly quarantineAfter: Option.Option<number>
 }
 
 /**
@@ -123,7 +129,14 @@ export type AcquireReply =
   | { readonly _tag: "Contended" }
   /** This attempt has had its term, and the term has ended. */
   | { readonly _tag: "AttemptEnded" }
-  | { readonly _tag: "Quarantined"; readonly why: string }
+  /** There have been `quarantineAfter` terms without progress, or more. */
+  | {
+    readonly _tag: "Quarantined"
+    readonly termsWithoutProgress: number
+    /** How the last of all terms ended, and who held it. */
+    readonly exit: ExitMode | "expired"
+    readonly holderId: string
+  }
 
 /**
  * A request to the current holder to leave at its next safe point.
@@ -227,9 +240,13 @@ export interface LeaseRecord {
     readonly status: "held" | ExitMode | "expired"
     /** When the lease expires, or when the term ended. In milliseconds since the epoch, by the backend's clock. */
     readonly expiresAt: number
+    /** How long the lease still lasts if it is not extended. Zero unless it is held. */
+    readonly remaining: Duration.Duration
+    /** How long ago the term ended, or its lease expired. Zero while it is held. */
+    readonly sinceEnd: Duration.Duration
   }>
   readonly state: Option.Option<Stored>
-  /** What the current holder was told; where nobody holds it, what the next one would be told. */
+  /** What the current holder was told, or 0 after a lift; where nobody holds it, what the next one would be told. */
   readonly termsWithoutProgress: number
 }
 
@@ -308,6 +325,13 @@ export class Backend extends Context.Service<Backend, {
   }) => Effect.Effect<boolean, BackendError>
 
   /**
+   * Sets the terms without progress to 0, and changes nothing else: a term that
+   * is held goes on, and counts when it ends. One that has expired does not
+   * count any more. Answers whether the work ID is known.
+   */
+  readonly lift: (workId: string) => Effect.Effect<boolean, BackendError>
+
+  /**
    * Deletes up to `limit` retired and forgotten work IDs that ended longer ago
    * than the larger of `retention` and one hour, and remembers their highest
    * token in the same step. Answers how many it deleted.
@@ -316,6 +340,15 @@ export class Backend extends Context.Service<Backend, {
     readonly retention: Duration.Duration
     readonly limit: number
   }) => Effect.Effect<number, BackendError>
+
+  /**
+   * What is stored for these work IDs, in any order; those of which nothing is
+   * stored are left out. Without `states`, each state is none.
+   */
+  readonly inspect: (options: {
+    readonly workIds: ReadonlyArray<string>
+    readonly states: boolean
+  }) => Effect.Effect<ReadonlyArray<LeaseRecord>, BackendError>
 
   /** Up to `limit` records whose work IDs start with `prefix` and come after `after`, in byte order. */
   readonly list: (options: {

@@ -144,6 +144,13 @@ export interface ElectOptions<Wait extends boolean = boolean> extends AcquireOpt
  */
 export interface ForeverOptions extends Pick<ElectOptions, "policy" | "onEvent"> {
   /**
+   * After how many terms in a row nobody leads any more, until `Lease.lift`: it
+   * then stands again as after a failure. A duty makes no checkpoints, so each
+   * term counts whose duty failed or stalled, or whose process died, however
+   * long it was; a duty that succeeds begins a new row. Defaults to never.
+   */
+  readonly quarantineAfter?: number | undefined
+  /**
    * The pauses before it stands again, and between two runs of a duty that
    * fails. They begin anew after a duty that has run for a minute. A pause lasts
    * at least 100 ms, and after the schedule's end 30 seconds. Defaults to 1
@@ -176,7 +183,7 @@ export interface ForeverOptions extends Pick<ElectOptions, "policy" | "onEvent">
  * - `LeaseHeld` while another process leads, unless it waits;
  * - `LeaseLost` when the leadership is lost: the effect is then interrupted;
  * - `Yielded` when somebody asked for the leadership;
- * - `Quarantined` when the work ID is quarantined;
+ * - `Quarantined` after `quarantineAfter` terms without progress;
  * - `InvalidWorkId` before anything is sent;
  * - `BackendError` when the lease could not be taken;
  *
@@ -591,6 +598,7 @@ const standForever = <A, EX, R>(
       const exit = yield* Effect.exit(lead(leases, workId, () => duty, {
         wait: true,
         policy: options?.policy,
+        quarantineAfter: options?.quarantineAfter,
         onEvent: (event) => {
           ended = event
           return options?.onEvent?.(event) ?? Effect.void

@@ -125,7 +125,7 @@ export interface Prior<out S> {
   readonly exit: ExitMode | "expired" | "none"
   readonly holderId: Option.Option<string>
   readonly fencingToken: Option.Option<bigint>
-  /** How many terms in a row have ended without a new checkpoint. */
+  /** How many terms in a row have ended without a new checkpoint, as `expired` or `abandoned` and not interrupted. */
   readonly termsWithoutProgress: number
 }
 
@@ -243,6 +243,15 @@ export interface AcquireOptions<Wait extends boolean = boolean> {
   readonly wait?: Wait | undefined
   /** The renewal policy of this lease, made by `Renewal.make`. Defaults to the one of the layer. */
   readonly policy?: Renewal.Policy | undefined
+  /**
+   * After how many terms in a row without a new checkpoint the lease is not
+   * taken any more: it then fails with `Quarantined`, until {@link lift}. Terms
+   * count that ended as `expired`, or as `abandoned` and were not interrupted; a
+   * handoff or a shutdown does not. A checkpoint, or a success, begins a new row.
+   * Anything but a positive integer is a defect, `InvalidConfig`. Defaults to
+   * never.
+   */
+  readonly quarantineAfter?: number | undefined
 }
 
 /**
@@ -345,6 +354,12 @@ export class Leases extends Context.Service<Leases, {
     R | Work.Services<W>
   >
 
+  /** See {@link inspect}. */
+  readonly inspect: (
+    works: ReadonlyArray<Work.Input>,
+    options?: { readonly states?: boolean | undefined }
+  ) => Effect.Effect<ReadonlyArray<Backend.LeaseRecord>, InvalidWorkId | BackendError>
+
   /** See {@link holder}. */
   readonly holder: (work: Work.Input) => Effect.Effect<Option.Option<Holder>, InvalidWorkId | BackendError>
 
@@ -353,6 +368,9 @@ export class Leases extends Context.Service<Leases, {
     work: Work.Input,
     options?: { readonly deadline?: Duration.Input | undefined }
   ) => Effect.Effect<boolean, InvalidWorkId | BackendError>
+
+  /** See {@link lift}. */
+  readonly lift: (work: Work.Input) => Effect.Effect<boolean, InvalidWorkId | BackendError>
 }>()("worklease/Lease/Leases") {}
 
 /**
@@ -407,6 +425,8 @@ export const layerConfig = (
  * Fails with
  *
  * - `LeaseHeld` while somebody else holds it, unless it waits;
+ * - `Quarantined` after `quarantineAfter` terms without progress, if nobody
+ *   holds it: also one that waits;
  * - `WindowExhausted` if the backend answered too late to rely on the lease,
  *   which is then given back;
  * - `CheckpointDecodeError` if the last checkpoint cannot be read: the lease is
@@ -608,14 +628,29 @@ export const withLease: {
 )
 
 /**
- * Reads who holds a work ID, if anybody does.
+ * Reads what is stored for work IDs, in one statement, in any order. Those of
+ * which nothing is stored are left out.
  *
  * **Details**
  *
- * Costs one statement, and one more when the lease has been extended since it
- * was read last: an acquire, whose refusal writes nothing and tells how long
- * the lease still lasts. Should the lease have expired between the two, so that
- * the acquire is not refused, it is given back at once.
+ * With `states`, the records carry the encoded checkpoints. Defaults to `false`.
+ *
+ * Fails with `InvalidWorkId` before anything is sent, and with `BackendError`
+ * if the backend refused, or gave no certain answer for two operation timeouts.
+ *
+ * @category operations
+ * @since 0.1.0
+ */
+export const inspect = (
+  works: ReadonlyArray<Work.Input>,
+  options?: { readonly states?: boolean | undefined }
+): Effect.Effect<ReadonlyArray<Backend.LeaseRecord>, InvalidWorkId | BackendError, Leases> =>
+  Leases.use((_) => _.inspect(works, options))
+
+/**
+ * Reads who holds a work ID, if anybody does, in one statement.
+ *
+ * **Details**
  *
  * Fails with `InvalidWorkId` before anything is sent, and with `BackendError`
  * if the backend refused, or gave no certain answer for two operation timeouts.
@@ -645,3 +680,22 @@ export const requestYield = (
   work: Work.Input,
   options?: { readonly deadline?: Duration.Input | undefined }
 ): Effect.Effect<boolean, InvalidWorkId | BackendError, Leases> => Leases.use((_) => _.requestYield(work, options))
+
+/**
+ * Lets a quarantined work ID go again: sets its terms without progress to 0.
+ * Answers whether the work ID is known.
+ *
+ * **Details**
+ *
+ * Whoever takes it next is told of everything else as before. A term that has
+ * expired does not count any more; one that is held goes on, and counts when it
+ * ends. Repeated, it succeeds, and it may come before any quarantine.
+ *
+ * Fails with `InvalidWorkId` before anything is sent, and with `BackendError`
+ * if the backend refused, or gave no certain answer for two operation timeouts.
+ *
+ * @category operations
+ * @since 0.1.0
+ */
+export const lift = (work: Work.Input): Effect.Effect<boolean, InvalidWorkId | BackendError, Leases> =>
+  Leases.use((_) => _.lift(work))

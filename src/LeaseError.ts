@@ -38,18 +38,27 @@ export class LeaseHeld extends Schema.TaggedError<LeaseHeld>("worklease/LeaseHel
 }
 
 /**
- * The work ID is kept from being acquired after too many terms without
- * progress, until an operator lifts it.
+ * The work ID is not acquired after too many terms without progress, until
+ * `Lease.lift` sets their count to 0.
+ *
+ * **Details**
+ *
+ * Raised by an acquire with `quarantineAfter` only, and nothing was written.
+ * `exit` and `holderId` are of the last term. `why` says all of it in words.
  *
  * @category errors
  * @since 0.1.0
  */
 export class Quarantined extends Schema.TaggedError<Quarantined>("worklease/Quarantined")("Quarantined", {
   workId: Schema.String,
+  termsWithoutProgress: Schema.Int,
+  exit: Schema.Literals(["finished", "abandoned", "retired", "yielded", "expired"]),
+  holderId: Schema.String,
   why: Schema.String
 }) {
   override get message(): string {
-    return `${quote(this.workId)} is quarantined: ${this.why}. Find out why its work makes no progress, then lift it`
+    return `${quote(this.workId)} is quarantined: ${this.why}. ` +
+      `Find out why its work makes no progress, then let it go again with Lease.lift`
   }
 }
 

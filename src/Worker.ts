@@ -51,6 +51,7 @@ import type * as Work from "./Work.ts"
  * **Details**
  *
  * Fails with `LeaseHeld` while somebody else holds the lease, unless it waits;
+ * `Quarantined` after `quarantineAfter` terms without progress, where that is set;
  * `LeaseLost` when the lease is lost: the work is then interrupted;
  * `Yielded` when the work was handed over; `CheckpointDecodeError` when the
  * prior state cannot be read; `BackendError` when the lease could not be

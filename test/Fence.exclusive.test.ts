@@ -80,7 +80,8 @@ for (const [name, world] of [["a pool of one", Fenced.postgres()], ["PGlite", Fe
             readCheckpoint: Lease.readCheckpoint(token),
             release: Lease.release(token, "finished"),
             forget: Lease.forget(token),
-            requestYield: Lease.requestYield("a")
+            requestYield: Lease.requestYield("a"),
+            lift: Lease.lift("a")
           }
           for (const kind of ["fenced", "own"] as const) {
             const transaction = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, unknown, R | Fence.Fence> =>
@@ -94,7 +95,7 @@ for (const [name, world] of [["a pool of one", Fenced.postgres()], ["PGlite", Fe
             }
           }
           // The transactions were none the worse for it, and outside all is well.
-          assert.lengthOf(yield* written(sql), 20)
+          assert.lengthOf(yield* written(sql), 22)
           yield* Lease.renew(token)
           yield* Lease.release(token, "finished")
         }).pipe(Effect.provide(a))

@@ -76,13 +76,11 @@ const severableReads = Layer.effectContext(
       Backend.Backend,
       Backend.Backend.of({
         ...backend,
-        acquire: (requests) =>
-          requests[0].holderId === "observer"
-            ? Effect.tap(backend.acquire(requests), () => Effect.sleep(reads.delay))
-            : backend.acquire(requests),
-        list: (options) =>
+        inspect: (options) =>
           Effect.suspend(() =>
-            reads.isOut ? Effect.fail(Intercepted.unreachable("list", "rejected")) : backend.list(options)
+            reads.isOut
+              ? Effect.fail(Intercepted.unreachable("inspect", "rejected"))
+              : Effect.tap(backend.inspect(options), () => Effect.sleep(reads.delay))
           )
       })
     ).pipe(Context.add(Reads, reads))
@@ -294,6 +292,29 @@ describe("Leader", () => {
           assert.lengthOf(log, attempts)
         }).pipe(intercepted))
     }
+
+    it.effect("does not spin while the work ID is quarantined, and leads again once that is lifted", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        const { entries, note } = journal()
+        yield* Effect.andThen(note("begins"), Effect.fail("poisoned")).pipe(
+          Leader.forever("job", { quarantineAfter: 2, giveUpAfter: { failures: 1 } }),
+          Effect.forkChild
+        )
+        yield* TestClock.adjust("1 minute")
+        assert.deepStrictEqual(entries, ["begins", "begins"])
+        const before = log.length
+        yield* TestClock.adjust("1 hour")
+        assert.isAtLeast(log.length - before, 90)
+        assert.isAtMost(log.length - before, 160)
+        assert.lengthOf(entries, 2)
+        const error = yield* Effect.flip(Leader.elect(Effect.void, "job", { quarantineAfter: 2 }))
+        assert.strictEqual(error._tag, "Quarantined")
+
+        assert.isTrue(yield* Lease.lift("job"))
+        yield* TestClock.adjust("36 seconds")
+        assert.lengthOf(entries, 3)
+      }).pipe(intercepted))
 
     it.effect("does not spin with a duty that succeeds at once", () =>
       Effect.gen(function*() {
@@ -792,39 +813,16 @@ describe("Leader", () => {
         assert.deepStrictEqual(seen, ["nobody", "a"])
       }).pipe(Effect.scoped, Effect.provide(severableReads)))
 
-    it.effect("a lease that expires while it is looked at is not taken from anybody", () =>
-      Effect.gen(function*() {
-        const backend = yield* Backend.Backend
-        const { token } = yield* processA(Lease.acquire("job"))
-        // What is listed is out of date when the answer arrives.
-        const listed = yield* backend.list({ prefix: "job", after: Option.none(), limit: 1 })
-        yield* TestClock.adjust("31 seconds")
-        const held = yield* Lease.holder("job").pipe(
-          Effect.provide(Layer.provide(
-            process("observer"),
-            Layer.succeed(Backend.Backend, {
-              ...backend,
-              list: () => Effect.succeed(listed)
-            })
-          ))
-        )
-        assert.isTrue(Option.isNone(held))
-        const { prior } = yield* processB(Lease.acquire("job"))
-        assert.deepStrictEqual(prior.holderId, Option.some("a"))
-        assert.deepStrictEqual(prior.fencingToken, Option.some(token.fencingToken))
-        assert.deepStrictEqual([prior.exit, prior.termsWithoutProgress], ["expired", 1])
-      }).pipe(onTestBackend))
-
     it.effect("a backend that refuses to answer is its failure", () =>
       Effect.gen(function*() {
         const refusing = Layer.effect(
           Backend.Backend,
           Effect.map(Backend.Backend, (backend): Backend.Backend["Service"] => ({
             ...backend,
-            list: () =>
+            inspect: () =>
               Effect.fail(
                 new LeaseError.BackendError({
-                  operation: "list",
+                  operation: "inspect",
                   outcome: "rejected",
                   reason: new LeaseError.PermissionDenied({})
                 })
@@ -929,11 +927,11 @@ describe("Leader", () => {
             process("observer"),
             Layer.succeed(Backend.Backend, {
               ...backend,
-              list: (options) =>
+              inspect: (options) =>
                 Effect.suspend(() =>
                   outSince === undefined
-                    ? backend.list(options)
-                    : Effect.fail(Intercepted.unreachable("list", "rejected"))
+                    ? backend.inspect(options)
+                    : Effect.fail(Intercepted.unreachable("inspect", "rejected"))
                 )
             })
           )),

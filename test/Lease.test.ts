@@ -562,6 +562,30 @@ describe("Lease", () => {
         }).pipe(a)
       }).pipe(onTestBackend))
 
+    test("a lift gets the answer that was lost", () =>
+      Effect.gen(function*() {
+        const backend = yield* Backend.Backend
+        yield* a(Effect.flip(Worker.run("job", () => Effect.fail("in vain"))))
+        let sent = 0
+        const losing = Backend.Backend.of({
+          ...backend,
+          lift: (workId) =>
+            Effect.flatMap(
+              backend.lift(workId),
+              (known) => sent++ < 2 ? Effect.fail(Intercepted.unreachable("lift", "unknown")) : Effect.succeed(known)
+            )
+        })
+        const fiber = yield* Lease.lift("job").pipe(
+          a,
+          Effect.provideService(Backend.Backend, losing),
+          Effect.forkChild
+        )
+        yield* TestClock.adjust("1 second")
+        assert.isTrue(yield* Fiber.join(fiber))
+        assert.strictEqual(sent, 3)
+        yield* a(Lease.acquire("job", { quarantineAfter: 1 }))
+      }).pipe(onTestBackend))
+
     test("a release whose reply was lost succeeds, although a successor has already begun", () =>
       Effect.gen(function*() {
         const { intercept, restore } = yield* Intercepted.Intercepted

@@ -27,7 +27,7 @@ import * as Pglite from "worklease/layers/Pglite"
 import type { FencedWrites } from "worklease/layers/Redis"
 import * as RedisServer from "../support/RedisServer.ts"
 import * as Postgres from "./support/Postgres.ts"
-import { executed, failing, pages, StepError } from "./support/readme.ts"
+import { executed, failing, pages, StepError, upload } from "./support/readme.ts"
 import { isTested } from "./support/Redis.ts"
 
 const root = dirname(import.meta.dirname)
@@ -250,6 +250,18 @@ describe("README.md", () => {
     Effect.gen(function*() {
       assert.strictEqual(yield* code<Run<string>>("byHand"), "none")
       assert.strictEqual(yield* code<Run<string>>("byHand"), "yielded")
+    }).pipe(onMemory))
+
+  it.effect("quarantine", () =>
+    Effect.gen(function*() {
+      const parseUpload = code<(id: string) => Run<string | undefined, StepError>>("parseUpload")
+      const letGo = code<(id: string) => Run<boolean>>("letGo")
+      for (let i = 0; i < 3; i++) assert.strictEqual((yield* Effect.flip(parseUpload("7")))._tag, "StepError")
+      assert.isUndefined(yield* parseUpload("7"))
+      assert.strictEqual(upload.parsed, 3)
+      upload.isBroken = false
+      assert.isTrue(yield* letGo("7"))
+      assert.strictEqual(yield* parseUpload("7"), "parsed 7")
     }).pipe(onMemory))
 
   it.effect("errors", () =>

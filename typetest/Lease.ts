@@ -59,7 +59,10 @@ check<Same<E<typeof forgotten>, Err.Fenced | Err.BackendError>>()
 const asked = Lease.requestYield("x", { deadline: "1 minute" })
 check<Same<A<typeof asked>, boolean>>()
 check<Same<E<typeof asked>, Err.InvalidWorkId | Err.BackendError>>()
-for (const operation of [renewed, read, released, forgotten, asked]) {
+const lifted = Lease.lift(W.id("a"))
+check<Same<A<typeof lifted>, boolean>>()
+check<Same<E<typeof lifted>, Err.InvalidWorkId | Err.BackendError>>()
+for (const operation of [renewed, read, released, forgotten, asked, lifted]) {
   check<Same<R<typeof operation>, Lease.Leases>>()
 }
 

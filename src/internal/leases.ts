@@ -4,7 +4,7 @@
 
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Clock from "effect/Clock"
-import * as Context from "effect/Context"
+import type * as Context from "effect/Context"
 import * as SecureRandom from "effect/crypto/SecureRandom"
 import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
@@ -16,7 +16,7 @@ import * as Option from "effect/Option"
 import * as Random from "effect/Random"
 import * as Scope from "effect/Scope"
 import * as Backend from "../Backend.ts"
-import type { AcquireOptions, Holder, HoldOptions, LayerOptions, Lease, Leases, Prior, Token } from "../Lease.ts"
+import type { AcquireOptions, HoldOptions, LayerOptions, Lease, Leases, Prior, Token } from "../Lease.ts"
 import {
   BackendError,
   type CheckpointDecodeError,
@@ -75,11 +75,10 @@ const contendedWithin = 20
 
 const contendedJitter = Random.nextBetween(1, contendedWithin / (contendedTries + 1))
 
-type HeldTerm = Option.Option.Value<Backend.LeaseRecord["term"]>
-
 interface Acquiring {
   readonly workId: string
   readonly policy: Renewal.Policy
+  readonly quarantineAfter: Option.Option<number>
   readonly codec: Codec
   readonly restore: Restore
 }
@@ -224,10 +223,16 @@ export const make = Effect.fnUntraced(function*(
    * another, because the window counts from its first sending.
    *
    * Interrupted, it finds out whether the lease was taken after all, and gives it back. */
-  const attempt = ({ policy, restore, workId }: Acquiring) =>
+  const attempt = ({ policy, quarantineAfter, restore, workId }: Acquiring) =>
     Effect.suspend(() => {
       const first = Window.now(clock)
-      const request = { workId, holderId, attempt: `${attemptPrefix}${(attempts++).toString(36)}`, ttl: policy.ttl }
+      const request = {
+        workId,
+        holderId,
+        attempt: `${attemptPrefix}${(attempts++).toString(36)}`,
+        ttl: policy.ttl,
+        quarantineAfter
+      }
       let entry: Gather.Entry<Backend.AcquireReply> | undefined
       let offers = 0
       const send = Effect.suspend(() => {
@@ -293,7 +298,7 @@ export const make = Effect.fnUntraced(function*(
         // The answer came after the end of the term that this attempt had: too late to rely on it.
         return Effect.fail(new WindowExhausted({ workId }))
       case "Quarantined":
-        return Effect.fail(new Quarantined({ workId, why: reply.why }))
+        return Effect.fail(quarantined(workId, reply))
       default:
         return Effect.fail(
           new BackendError({
@@ -382,13 +387,16 @@ export const make = Effect.fnUntraced(function*(
   /** Begins a term, of whose prior nothing is known yet. */
   const begin = (work: Work.Input, options: AcquireOptions | undefined, restore: Restore) =>
     Effect.flatMap(validate(work), (workId) =>
-      Effect.andThen(
-        refuseInsideExclusive("acquire", workId),
-        Effect.contextWith((context: Context.Context<never>) => {
-          const policy = options?.policy ?? defaultPolicy
-          const acquiring: Acquiring = { workId, policy, codec: codecOf(work, context), restore }
-          return options?.wait === true ? waitForTerm(acquiring) : takeTerm(acquiring)
-        })
+      refuseInsideExclusive("acquire", workId).pipe(
+        Effect.andThen(validateQuarantineAfter(options?.quarantineAfter)),
+        Effect.flatMap((quarantineAfter) =>
+          Effect.contextWith((context: Context.Context<never>) => {
+            const codec = codecOf(work, context)
+            const policy = options?.policy ?? defaultPolicy
+            const acquiring: Acquiring = { workId, policy, quarantineAfter, codec, restore }
+            return options?.wait === true ? waitForTerm(acquiring) : takeTerm(acquiring)
+          })
+        )
       ))
 
   // ---------------------------------------------------------------------------
@@ -794,80 +802,34 @@ export const make = Effect.fnUntraced(function*(
   ): Effect.Effect<void, Fenced | LeaseExpired> =>
     reply._tag === "Done" ? Effect.void : Effect.fail(term.refusal(reply))
 
-  /** The expiries that were read last, and how long they were still ahead. They do not change by themselves. */
-  const expiries = new Map<string, {
-    readonly term: HeldTerm
-    readonly since: Window.Instant
-    readonly millis: number
-  }>()
-
-  const readTerm = (workId: string): Effect.Effect<HeldTerm | undefined, BackendError> =>
-    Effect.map(
-      single(
-        "holder",
-        workId,
-        defaultPolicy,
-        Effect.map(
-          // No other work ID that starts with it comes before it.
-          backend.list({ prefix: workId, after: Option.none(), limit: 1 }),
-          ([record]) => ({ _tag: "Done" as const, record })
-        )
-      ),
-      ({ record }) => {
-        if (record === undefined || record.workId !== workId) return undefined
-        const term = Option.getOrUndefined(record.term)
-        return term?.status === "held" ? term : undefined
-      }
-    )
-
-  /**
-   * An expiry is read on the backend's clock, and how far ahead that is only a
-   * refused acquire tells, which changes nothing. One that is taken after all,
-   * because the lease has expired since, is given back.
-   */
-  const probe = (workId: string, heldBy: string) =>
-    Effect.uninterruptibleMask((restore) =>
-      Effect.flatMap(
-        attempt({ workId, policy: defaultPolicy, codec: codecOf(workId, Context.empty()), restore }),
-        ({ first, reply }) => {
-          if (reply._tag === "Acquired") {
-            return Effect.as(
-              giveBack({ workId, holderId, fencingToken: reply.fencingToken, policy: defaultPolicy }),
-              undefined
-            )
-          }
-          return Effect.succeed(
-            reply._tag === "Held" && reply.holderId === heldBy
-              ? { since: first, millis: Duration.toMillis(reply.remaining) }
-              : undefined
-          )
-        }
+  const inspect: Leases["Service"]["inspect"] = Effect.fnUntraced(function*(works, options) {
+    const workIds = yield* Effect.forEach(works, validate)
+    if (workIds.length === 0) return []
+    const { records } = yield* single(
+      "inspect",
+      workIds[0],
+      defaultPolicy,
+      Effect.map(
+        backend.inspect({ workIds, states: options?.states === true }),
+        (records) => ({ _tag: "Done" as const, records })
       )
     )
+    return records
+  })
 
-  const holder = Effect.fnUntraced(function*(
-    work: Work.Input
-  ): Effect.fn.Return<Option.Option<Holder>, InvalidWorkId | BackendError> {
-    const workId = yield* validate(work)
-    const term = yield* readTerm(workId)
-    let known = expiries.get(workId)
-    if (
-      known === undefined || known.term.fencingToken !== term?.fencingToken ||
-      known.term.expiresAt !== term.expiresAt
-    ) {
-      expiries.delete(workId)
-      const ahead = term && (yield* probe(workId, term.holderId))
-      if (ahead === undefined) return Option.none()
-      known = { term: term!, ...ahead }
-      expiries.set(workId, known)
-    }
-    const { millis, since, term: { fencingToken, holderId } } = known
-    return Option.some({
-      holderId,
-      fencingToken,
-      since: Number(fencingToken / 1000n),
-      remaining: Effect.sync(() => Duration.millis(Math.max(0, millis - Window.elapsedMillis(clock, since))))
-    })
+  const holder: Leases["Service"]["holder"] = Effect.fnUntraced(function*(work) {
+    const start = Window.now(clock)
+    const [record] = yield* inspect([work])
+    return Option.filter(record?.term ?? Option.none(), (term) => term.status === "held").pipe(
+      Option.map(({ fencingToken, holderId, remaining }) => ({
+        holderId,
+        fencingToken,
+        since: Number(fencingToken / 1000n),
+        remaining: Effect.sync(() =>
+          Duration.millis(Math.max(0, Duration.toMillis(remaining) - Window.elapsedMillis(clock, start)))
+        )
+      }))
+    )
   })
 
   return {
@@ -933,6 +895,7 @@ export const make = Effect.fnUntraced(function*(
           (reply) => reply._tag === "Fenced" ? Effect.fail(new Fenced(term)) : Effect.void
         )
       }),
+    inspect,
     holder,
     requestYield: (work, options) =>
       Effect.gen(function*() {
@@ -948,6 +911,40 @@ export const make = Effect.fnUntraced(function*(
           Effect.map(backend.requestYield({ workId, deadline }), (asked) => ({ _tag: "Done" as const, asked }))
         )
         return asked
+      }),
+    lift: (work) =>
+      Effect.gen(function*() {
+        const workId = yield* validate(work)
+        const { known } = yield* single(
+          "lift",
+          workId,
+          defaultPolicy,
+          Effect.map(backend.lift(workId), (known) => ({ _tag: "Done" as const, known }))
+        )
+        return known
       })
   }
 })
+
+/** A mistake of the program, as a duration is that is none. */
+const validateQuarantineAfter = (terms: number | undefined): Effect.Effect<Option.Option<number>> =>
+  terms === undefined || (Number.isSafeInteger(terms) && terms > 0)
+    ? Effect.succeed(Option.fromUndefinedOr(terms))
+    : Effect.die(
+      new InvalidConfig({ field: "quarantineAfter", why: `it must be a positive integer, not ${terms}` })
+    )
+
+const quarantined = (
+  workId: string,
+  { exit, holderId, termsWithoutProgress }: Extract<Backend.AcquireReply, { readonly _tag: "Quarantined" }>
+): Quarantined =>
+  new Quarantined({
+    workId,
+    termsWithoutProgress,
+    exit,
+    holderId,
+    why: (termsWithoutProgress === 1
+      ? "a term has ended without a new checkpoint"
+      : `${termsWithoutProgress} terms in a row have ended without a new checkpoint`) +
+      `; the last one ended as ${exit}, held by ${JSON.stringify(holderId)}`
+  })

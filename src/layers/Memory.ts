@@ -63,6 +63,7 @@ interface Row {
   exit: Backend.ReleaseRequest["exit"] | "forgotten" | undefined
   sequence: bigint
   state: Backend.Stored | undefined
+  /** −1 where a term that had expired was lifted, which then does not count. */
   termsWithoutProgress: number
   prior: {
     readonly exit: Backend.ExitMode | "expired"
@@ -102,19 +103,21 @@ const make = Effect.gen(function*() {
   const isCurrent = (row: Row | undefined, term: Backend.Term): row is Row =>
     row !== undefined && row.holderId === term.holderId && row.fencingToken === term.fencingToken
 
+  const countOf = (row: Row): number => Math.max(row.termsWithoutProgress, 0)
+
   /** What a holder that takes the row would be told. */
   const priorOf = (row: Row): Pick<Row, "prior" | "termsWithoutProgress"> => {
     switch (row.exit) {
       case "forgotten":
         return { prior: undefined, termsWithoutProgress: 0 }
       case "given-back":
-        return row
+        return { prior: row.prior, termsWithoutProgress: countOf(row) }
       default: {
         const { fencingToken, holderId } = row
         return {
           prior: { exit: row.exit ?? "expired", holderId, fencingToken },
           termsWithoutProgress: row.exit !== undefined
-            ? row.termsWithoutProgress
+            ? countOf(row)
             : row.sequence > 0n
             ? 0
             : row.termsWithoutProgress + 1
@@ -130,7 +133,7 @@ const make = Effect.gen(function*() {
     prior: {
       state: stateOf(row),
       term: Option.fromUndefinedOr(row.prior),
-      termsWithoutProgress: row.termsWithoutProgress
+      termsWithoutProgress: countOf(row)
     }
   })
 
@@ -146,6 +149,13 @@ const make = Effect.gen(function*() {
         return { _tag: "Held", holderId: row.holderId, remaining: Duration.micros(BigInt(row.expiresAt - now)) }
       }
     }
+    const left = row && priorOf(row)
+    if (
+      left?.prior !== undefined && Option.exists(request.quarantineAfter, (after) => left.termsWithoutProgress >= after)
+    ) {
+      const { exit, holderId } = left.prior
+      return { _tag: "Quarantined", termsWithoutProgress: left.termsWithoutProgress, exit, holderId }
+    }
     const previous = row?.fencingToken ?? highWaterMark
     if (previous >= maxToken) {
       return new BackendError({ operation: "acquire", outcome: "rejected", reason: new TokenExhausted({}) })
@@ -159,15 +169,10 @@ const make = Effect.gen(function*() {
       exit: undefined,
       sequence: 0n,
       state: row?.state,
-      prior: undefined,
-      termsWithoutProgress: 0,
+      prior: left?.prior,
+      termsWithoutProgress: left?.termsWithoutProgress ?? 0,
       priorAttempt: row?.attempt,
       yieldRequest: undefined
-    }
-    if (row !== undefined) {
-      const { prior, termsWithoutProgress } = priorOf(row)
-      taken.prior = prior
-      taken.termsWithoutProgress = termsWithoutProgress
     }
     rows.set(workId, taken)
     return acquired(taken)
@@ -224,7 +229,7 @@ const make = Effect.gen(function*() {
     row.expiresAt = now
     if (request.exit !== "given-back") {
       if (request.exit === "finished" || request.exit === "retired" || row.sequence > 0n) row.termsWithoutProgress = 0
-      else if (request.exit === "abandoned" && !request.interrupted) row.termsWithoutProgress++
+      else if (request.exit === "abandoned" && !request.interrupted) row.termsWithoutProgress = countOf(row) + 1
     }
     hints.wake(request.workId)
     return { _tag: "Done" }
@@ -260,6 +265,15 @@ const make = Effect.gen(function*() {
       return true
     })
 
+  const lift: Backend.Backend["Service"]["lift"] = (workId) =>
+    Effect.sync(() => {
+      const row = rows.get(workId)
+      if (row === undefined) return false
+      const counts = row.exit === undefined && !isHeld(row, clockMicros()) && row.sequence === 0n
+      row.termsWithoutProgress = counts ? -1 : 0
+      return true
+    })
+
   const sweep: Backend.Backend["Service"]["sweep"] = ({ limit, retention }) =>
     Effect.sync(() => {
       const before = clockMicros() - micros(Duration.max(retention, minimumRetention))
@@ -275,6 +289,27 @@ const make = Effect.gen(function*() {
       return swept
     })
 
+  const recordOf = (row: Row, now: number, states: boolean): Backend.LeaseRecord => {
+    const held = isHeld(row, now)
+    const { prior, termsWithoutProgress } = held
+      ? { prior: undefined, termsWithoutProgress: countOf(row) }
+      : priorOf(row)
+    const last = held ? { exit: "held" as const, holderId: row.holderId, fencingToken: row.fencingToken } : prior
+    return {
+      workId: row.workId,
+      term: Option.map(Option.fromUndefinedOr(last), ({ exit, fencingToken, holderId }) => ({
+        holderId,
+        fencingToken,
+        status: exit,
+        expiresAt: row.expiresAt / 1000,
+        remaining: Duration.micros(BigInt(held ? row.expiresAt - now : 0)),
+        sinceEnd: Duration.micros(BigInt(held ? 0 : now - row.expiresAt))
+      })),
+      state: states ? stateOf(row) : Option.none(),
+      termsWithoutProgress
+    }
+  }
+
   const list: Backend.Backend["Service"]["list"] = ({ after, limit, prefix }) =>
     Effect.sync(() => {
       const now = clockMicros()
@@ -284,26 +319,16 @@ const make = Effect.gen(function*() {
         )
         .sort((a, b) => compareBytes(a.workId, b.workId))
         .slice(0, limit)
-        .map((row): Backend.LeaseRecord => ({
-          workId: row.workId,
-          term: row.exit === "given-back"
-            ? Option.map(Option.fromUndefinedOr(row.prior), ({ exit, fencingToken, holderId }) => ({
-              holderId,
-              fencingToken,
-              status: exit,
-              expiresAt: row.expiresAt / 1000
-            }))
-            : row.exit === "forgotten"
-            ? Option.none()
-            : Option.some({
-              holderId: row.holderId,
-              fencingToken: row.fencingToken,
-              status: row.exit ?? (isHeld(row, now) ? "held" : "expired"),
-              expiresAt: row.expiresAt / 1000
-            }),
-          state: stateOf(row),
-          termsWithoutProgress: isHeld(row, now) ? row.termsWithoutProgress : priorOf(row).termsWithoutProgress
-        }))
+        .map((row) => recordOf(row, now, true))
+    })
+
+  const inspect: Backend.Backend["Service"]["inspect"] = ({ states, workIds }) =>
+    Effect.sync(() => {
+      const now = clockMicros()
+      return workIds.flatMap((workId) => {
+        const row = rows.get(workId)
+        return row === undefined ? [] : [recordOf(row, now, states)]
+      })
     })
 
   return Backend.Backend.of({
@@ -314,7 +339,9 @@ const make = Effect.gen(function*() {
     read,
     forget,
     requestYield,
+    lift,
     sweep,
+    inspect,
     list,
     // The first hint comes at once: it may have become free before.
     wakeups: Option.some((workId) => hints.subscribe(workId, () => true, () => {})),

@@ -402,10 +402,16 @@ const forOneOrMany = (names: Names, update: LockedUpdate) => ({
   many: updateMany(names, update)
 })
 
+/**
+ * The terms without progress before the term of row `l`. They are stored as −1
+ * where it had expired and was lifted, so that it does not count itself.
+ */
+const countBefore = "greatest(l.terms_without_progress, 0)"
+
 /** What a holder that takes row `l` would be told of the terms without progress. */
 const countAfter = `CASE
       WHEN l.exit = 'forgotten' THEN 0
-      WHEN l.exit IS NOT NULL THEN l.terms_without_progress
+      WHEN l.exit IS NOT NULL THEN ${countBefore}
       WHEN l.sequence > 0 THEN 0
       ELSE l.terms_without_progress + 1
     END`
@@ -418,7 +424,16 @@ const priorAfter = (column: "exit" | "holder_id" | "fencing_token"): string =>
 const acquiredColumns = `l.fencing_token, ${epochMicros("l.expires_at")} AS expires_at, l.state_version,
     l.state, l.terms_without_progress, l.prior_exit, l.prior_holder_id, l.prior_fencing_token`
 
-const acquireItems: Columns = [["work_id", "text"], ["holder_id", "text"], ["attempt", "text"], ["ttl", "bigint"]]
+const acquireItems: Columns = [
+  ["work_id", "text"],
+  ["holder_id", "text"],
+  ["attempt", "text"],
+  ["ttl", "bigint"],
+  ["quarantine_after", "bigint"]
+]
+
+/** More terms than there are. */
+const neverQuarantined = 2n ** 63n - 1n
 
 const isFree = "(l.exit IS NOT NULL OR l.expires_at <= clock_timestamp())"
 
@@ -432,11 +447,11 @@ const acquiredAt = "statement_timestamp()"
 const isNewAttempt = (item: Item): string =>
   `l.attempt <> ${item("attempt")} AND l.prior_attempt IS DISTINCT FROM ${item("attempt")}`
 
-/** Locks only rows that are free: a refused acquire writes nothing. What it has locked is as it was seen, so still free. */
+/** Locks only rows that it may take: a refused acquire writes nothing. What it has locked is as it was seen, so still free. */
 const take: LockedUpdate = {
   items: acquireItems,
   lock: "UPDATE",
-  locks: (item) => `${isFree} AND ${isNewAttempt(item)}`,
+  locks: (item) => `${isFree} AND ${isNewAttempt(item)} AND ${countAfter} < ${item("quarantine_after")}`,
   set: (item) => `
     holder_id = ${item("holder_id")},
     fencing_token = greatest(l.fencing_token + 1, ${epochMicros(acquiredAt)}),
@@ -509,14 +524,19 @@ SELECT
     END
     WHEN l.prior_attempt = i.attempt THEN 'AttemptEnded'
     WHEN l.exit IS NULL AND l.expires_at > c.now THEN 'Held'
+    WHEN ${countAfter} >= i.quarantine_after THEN 'Quarantined'
     WHEN l.fencing_token = ${maxToken} THEN 'Exhausted'
     ELSE 'Contended'
   END,
   l.holder_id, ${epochMicros("l.expires_at")} - ${epochMicros("c.now")}, i.work_id,
   l.fencing_token, ${epochMicros("l.expires_at")},
   CASE WHEN l.attempt = i.attempt THEN l.state_version END, CASE WHEN l.attempt = i.attempt THEN l.state END,
-  l.terms_without_progress,
-  l.prior_exit, l.prior_holder_id, l.prior_fencing_token, ${isolation}
+  CASE WHEN l.attempt = i.attempt THEN ${countBefore} ELSE ${countAfter} END,
+  ${
+    (["exit", "holder_id", "fencing_token"] as const)
+      .map((column) => `CASE WHEN l.attempt = i.attempt THEN l.prior_${column} ELSE ${priorAfter(column)} END`)
+      .join(",\n  ")
+  }, ${isolation}
 FROM (${manyItems(acquireItems)}) i
   CROSS JOIN (SELECT clock_timestamp() AS now) c
   LEFT JOIN ${names.leases} l ON l.work_id = i.work_id
@@ -707,10 +727,10 @@ const releaseRow = (item: Item, now: string): string => {
     state_version = CASE WHEN ${isNewer} THEN ${item("new_state_version")} ELSE l.state_version END,
     state = CASE WHEN ${isNewer} THEN ${item("new_state")} ELSE l.state END,
     terms_without_progress = CASE
-      WHEN ${item("new_exit")} = 'given-back' THEN l.terms_without_progress
+      WHEN ${item("new_exit")} = 'given-back' THEN ${countBefore}
       WHEN ${item("new_exit")} IN ('finished', 'retired') OR greatest(l.sequence, ${item("new_sequence")}) > 0 THEN 0
-      WHEN ${item("new_exit")} = 'abandoned' AND NOT ${item("interrupted")} THEN l.terms_without_progress + 1
-      ELSE l.terms_without_progress
+      WHEN ${item("new_exit")} = 'abandoned' AND NOT ${item("interrupted")} THEN ${countBefore} + 1
+      ELSE ${countBefore}
     END`
 }
 
@@ -798,6 +818,21 @@ const requestYieldSql = (names: Names): string =>
 WHERE l.work_id = $1::text AND l.exit IS NULL AND l.expires_at > clock_timestamp()
 RETURNING 1 AS asked, ${isolation}`
 
+/** It waits for the row, which may expire meanwhile. What is lifted already is not written. */
+const liftSql = (names: Names): string =>
+  `WITH locked AS MATERIALIZED (
+  SELECT l.* FROM ${names.leases} l WHERE l.work_id = $1::text
+  FOR NO KEY UPDATE
+), ${clock}, lifted AS MATERIALIZED (
+  SELECT l.work_id, l.terms_without_progress,
+    CASE WHEN l.exit IS NULL AND l.sequence = 0 AND l.expires_at <= c.now THEN -1 ELSE 0 END AS count
+  FROM locked l CROSS JOIN clock c
+), updated AS (
+  UPDATE ${names.leases} l SET terms_without_progress = k.count
+  FROM lifted k WHERE l.work_id = k.work_id AND k.terms_without_progress <> k.count
+)
+SELECT 1 AS known, ${isolation} FROM lifted`
+
 /** In order, so that it and others wait for each other in one direction only. */
 const registerSql = (names: Names): string =>
   `WITH registered AS (
@@ -855,8 +890,9 @@ const sweepSql = (names: Names): string =>
 )
 SELECT count(*) AS swept, ${isolation} FROM deleted`
 
-const listSql = (names: Names): string =>
-  `SELECT l.work_id, l.state_version, l.state, ${epochMicros("l.expires_at")} AS expires_at,
+const recordsSql = (names: Names, states: string): string =>
+  `SELECT l.work_id, l.state_version, ${states} AS state, ${epochMicros("l.expires_at")} AS expires_at,
+  ${epochMicros("(l.expires_at - c.now)")} AS remaining,
   CASE
     WHEN l.exit = 'given-back' THEN l.prior_exit
     WHEN l.exit = 'forgotten' THEN NULL
@@ -866,9 +902,16 @@ const listSql = (names: Names): string =>
   END AS status,
   CASE WHEN l.exit = 'given-back' THEN l.prior_holder_id ELSE l.holder_id END AS holder_id,
   CASE WHEN l.exit = 'given-back' THEN l.prior_fencing_token ELSE l.fencing_token END AS fencing_token,
-  CASE WHEN l.exit IS NULL AND l.expires_at > c.now THEN l.terms_without_progress ELSE ${countAfter} END
+  CASE WHEN l.exit IS NULL AND l.expires_at > c.now THEN ${countBefore} ELSE ${countAfter} END
     AS terms_without_progress
-FROM ${names.leases} l CROSS JOIN (SELECT clock_timestamp() AS now) c
+FROM ${names.leases} l CROSS JOIN (SELECT clock_timestamp() AS now) c`
+
+const inspectSql = (names: Names): string =>
+  `${recordsSql(names, "CASE WHEN $2::boolean THEN l.state END")}
+WHERE l.work_id = ANY($1::text[])`
+
+const listSql = (names: Names): string =>
+  `${recordsSql(names, "l.state")}
 WHERE starts_with(l.work_id, $1::text) AND l.work_id COLLATE "C" >= $1::text
   AND ($2::text IS NULL OR l.work_id COLLATE "C" > $2::text)
 ORDER BY l.work_id COLLATE "C"
@@ -947,7 +990,7 @@ interface ItemRow {
 
 interface AcquireRow extends ItemRow {
   /** Missing where it is plain: held by somebody, or acquired. */
-  readonly reply?: "Acquired" | "Held" | "Contended" | "AttemptEnded" | "Exhausted"
+  readonly reply?: "Acquired" | "Held" | "Contended" | "AttemptEnded" | "Quarantined" | "Exhausted"
   readonly held_by: string | null
   readonly remaining: Integer | null
   readonly fencing_token: Integer | null
@@ -958,6 +1001,18 @@ interface AcquireRow extends ItemRow {
   readonly prior_exit: Backend.ExitMode | "expired" | null
   readonly prior_holder_id: string | null
   readonly prior_fencing_token: Integer | null
+}
+
+interface RecordRow extends ItemRow {
+  readonly state_version: number | null
+  readonly state: Uint8Array | null
+  readonly expires_at: Integer
+  /** Negative once it is over. */
+  readonly remaining: Integer
+  readonly status: "held" | "expired" | Backend.ExitMode | null
+  readonly holder_id: string
+  readonly fencing_token: Integer
+  readonly terms_without_progress: number
 }
 
 interface TermRow extends ItemRow {
@@ -1010,7 +1065,9 @@ const makeStorage = (
     passOn: passOnSql(names),
     unregister: unregisterSql(names),
     requestYield: requestYieldSql(names),
+    lift: liftSql(names),
     sweep: sweepSql(names),
+    inspect: inspectSql(names),
     list: listSql(names),
     fence: fenceSql(names, !isEmbedded(sql)),
     ended: endedSql,
@@ -1117,7 +1174,8 @@ const makeStorage = (
         requests.map((_) => _.workId),
         requests.map((_) => _.holderId),
         requests.map((_) => _.attempt),
-        requests.map((_) => micros(_.ttl))
+        requests.map((_) => micros(_.ttl)),
+        requests.map((_) => Option.match(_.quarantineAfter, { onNone: () => neverQuarantined, onSome: BigInt }))
       ],
       (row: AcquireRow): Backend.AcquireReply | BackendError => {
         const reply = row.reply ?? (row.held_by === null ? "Acquired" : "Held")
@@ -1139,6 +1197,13 @@ const makeStorage = (
             }
           case "Held":
             return { _tag: "Held", holderId: row.held_by!, remaining: durationOf(row.remaining!) }
+          case "Quarantined":
+            return {
+              _tag: "Quarantined",
+              termsWithoutProgress: row.terms_without_progress!,
+              exit: row.prior_exit!,
+              holderId: row.prior_holder_id!
+            }
           case "Exhausted":
             return new BackendError({ operation: "acquire", outcome: "rejected", reason: new TokenExhausted({}) })
           default:
@@ -1251,36 +1316,24 @@ const makeStorage = (
       (rows) => rows.length > 0
     )
 
+  const lift: Backend.Backend["Service"]["lift"] = (workId) =>
+    Effect.map(run("lift", text.lift, [workId]), (rows) => rows.length > 0)
+
   const sweep: Backend.Backend["Service"]["sweep"] = ({ limit, retention }) =>
     Effect.map(
       run<{ readonly swept: Integer }>("sweep", text.sweep, [micros(retention), BigInt(limit)]),
       ([row]) => Number(row.swept)
     )
 
+  const inspect: Backend.Backend["Service"]["inspect"] = ({ states, workIds }) =>
+    workIds.length === 0
+      ? Effect.succeed([])
+      : Effect.map(run<RecordRow>("inspect", text.inspect, [workIds, states]), (rows) => rows.map(recordOf))
+
   const list: Backend.Backend["Service"]["list"] = ({ after, limit, prefix }) =>
     Effect.map(
-      run<{
-        readonly work_id: string
-        readonly state_version: number | null
-        readonly state: Uint8Array | null
-        readonly expires_at: Integer
-        readonly status: "held" | "expired" | Backend.ExitMode | null
-        readonly holder_id: string
-        readonly fencing_token: Integer
-        readonly terms_without_progress: number
-      }>("list", text.list, [prefix, Option.getOrNull(after), BigInt(limit)]),
-      (rows) =>
-        rows.map((row): Backend.LeaseRecord => ({
-          workId: row.work_id,
-          term: row.status === null ? Option.none() : Option.some({
-            holderId: row.holder_id,
-            fencingToken: BigInt(row.fencing_token),
-            status: row.status,
-            expiresAt: toMillis(row.expires_at)
-          }),
-          state: storedOf(row.state_version, row.state),
-          termsWithoutProgress: row.terms_without_progress
-        }))
+      run<RecordRow>("list", text.list, [prefix, Option.getOrNull(after), BigInt(limit)]),
+      (rows) => rows.map(recordOf)
     )
 
   const exclusive = isExclusive(sql)
@@ -1335,7 +1388,9 @@ const makeStorage = (
     read,
     forget,
     requestYield,
+    lift,
     sweep,
+    inspect,
     list,
     wakeups: Option.map(Option.fromUndefinedOr(wakeups), ({ subscribe }) => subscribe),
     transaction: Option.some({
@@ -1637,6 +1692,20 @@ const storedOf = (version: number | null, state: Uint8Array | null): Option.Opti
     ? Option.none()
     // A client may hand out a view of a larger buffer, which the copy lets go.
     : Option.some({ version, bytes: state.slice() })
+
+const recordOf = (row: RecordRow): Backend.LeaseRecord => ({
+  workId: row.work_id,
+  term: row.status === null ? Option.none() : Option.some({
+    holderId: row.holder_id,
+    fencingToken: BigInt(row.fencing_token),
+    status: row.status,
+    expiresAt: toMillis(row.expires_at),
+    remaining: Duration.micros(BigInt(row.status === "held" ? row.remaining : 0)),
+    sinceEnd: Duration.micros(BigInt(row.status === "held" ? 0 : Math.max(0, -Number(row.remaining))))
+  }),
+  state: storedOf(row.state_version, row.state),
+  termsWithoutProgress: row.terms_without_progress
+})
 
 const termReply = (row: TermRow): Backend.TermReply => ({ _tag: row.reply ?? "Done" })
 

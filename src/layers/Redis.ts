@@ -309,11 +309,16 @@ local function isCurrent(row, holder, token)
   return row ~= nil and row.holder == holder and row.token == token
 end
 
+-- The terms without progress before this one. Stored as -1 where it had expired and was lifted: it does not count then.
+local function countOf(row)
+  return math.max(row.terms, 0)
+end
+
 -- What a holder that takes the lease would be told: exit, holder, token, terms without progress.
 local function priorOf(row)
   if row.exit == 'forgotten' then return '', '', '', 0 end
-  if row.exit == 'given-back' then return row.priorExit, row.priorHolder, row.priorToken, row.terms end
-  if row.exit ~= '' then return row.exit, row.holder, row.token, row.terms end
+  if row.exit == 'given-back' then return row.priorExit, row.priorHolder, row.priorToken, countOf(row) end
+  if row.exit ~= '' then return row.exit, row.holder, row.token, countOf(row) end
   return 'expired', row.holder, row.token, row.sequence ~= '0' and 0 or row.terms + 1
 end
 
@@ -406,18 +411,21 @@ const acquireScript = scriptOf(batchOf({
   keys: 2,
   item: `
   local key, mark = KEYS[keys + 1], KEYS[keys + 2]
-  local holder, attempt, ttl = item[1], item[2], item[3]
+  local holder, attempt, ttl, quarantineAfter = item[1], item[2], item[3], tonumber(item[4])
   local row = load(key)
+  local exit, priorHolder, priorToken, terms = '', '', '', 0
   local previous
   if row then
     if row.attempt == attempt then
       if not isHeld(row) or row.holder ~= holder then return {'AttemptEnded'} end
       local version, state = stored(key)
       return {'Acquired', row.token, text(row.expires), row.priorExit, row.priorHolder, row.priorToken,
-        text(row.terms), version, state}
+        text(countOf(row)), version, state}
     end
     if row.priorAttempt == attempt then return {'AttemptEnded'} end
     if isHeld(row) then return {'Held', row.holder, text(row.expires - now)} end
+    exit, priorHolder, priorToken, terms = priorOf(row)
+    if quarantineAfter and terms >= quarantineAfter then return {'Quarantined', text(terms), exit, priorHolder} end
     previous = row.token
   else
     if not mark then return {'Error', 'TRYAGAIN the slot is on its way to another node'} end
@@ -427,8 +435,6 @@ const acquireScript = scriptOf(batchOf({
   local token = successor(previous)
   if less(token, text(now)) then token = text(now) end
   local expires = text(now + tonumber(ttl))
-  local exit, priorHolder, priorToken, terms = '', '', '', 0
-  if row then exit, priorHolder, priorToken, terms = priorOf(row) end
   local version, state = stored(key)
   redis.call('HSET', key, 'holder', holder, 'token', token, 'attempt', attempt, 'expires', expires, 'exit', '',
     'sequence', '0', 'version', version, 'state', state, 'terms', text(terms), 'priorExit', exit,
@@ -490,7 +496,7 @@ const releaseScript = scriptOf(batchOf({
     row.sequence = sequence
     fields = {'sequence', sequence, 'version', version, 'state', state}
   end
-  local terms = row.terms
+  local terms = countOf(row)
   if exit ~= 'given-back' then
     if exit == 'finished' or exit == 'retired' or row.sequence ~= '0' then
       terms = 0
@@ -537,6 +543,18 @@ const requestYieldScript = scriptOf(batchOf({
   return {'Done'}`
 }))
 
+const liftScript = scriptOf(batchOf({
+  keys: 1,
+  flags: "allow-oom",
+  item: `
+  local key = KEYS[keys + 1]
+  local row = load(key)
+  if not row then return {'Unknown'} end
+  local counts = row.exit == '' and not isHeld(row) and row.sequence == '0'
+  redis.call('HSET', key, 'terms', counts and '-1' or '0')
+  return {'Done'}`
+}))
+
 /** One step through the keys of the node that runs it, and which one of a cluster that is. */
 const scanScript = scriptOf(`#!lua flags=no-writes
 local step = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3], 'TYPE', 'hash')
@@ -571,7 +589,8 @@ const recordsScript = scriptOf(batchOf({
   local key = KEYS[keys + 1]
   local row = load(key)
   if not row then return {'Missing'} end
-  local version, state = stored(key)
+  local version, state = '', ''
+  if item[1] == 'states' then version, state = stored(key) end
   local status, holder, token = row.exit, row.holder, row.token
   if row.exit == 'given-back' then
     status, holder, token = row.priorExit, row.priorHolder, row.priorToken
@@ -580,12 +599,12 @@ const recordsScript = scriptOf(batchOf({
   elseif row.exit == '' then
     status = isHeld(row) and 'held' or 'expired'
   end
-  local terms = row.terms
+  local terms = countOf(row)
   if not isHeld(row) then
     local _, _, _, next = priorOf(row)
     terms = next
   end
-  return {'Done', status, holder, token, text(row.expires), text(terms), version, state}`
+  return {'Done', status, holder, token, text(row.expires), text(row.expires - now), text(terms), version, state}`
 }))
 
 const infoScript = scriptOf(`#!lua flags=no-writes,allow-stale
@@ -820,13 +839,25 @@ const make = Effect.fnUntraced(function*(options: Options) {
     "acquire",
     acquireScript,
     ({ workId }) => [keyOf(workId), markKeyOf(workId)],
-    ({ attempt, holderId, ttl }) => [holderId, attempt, micros(ttl)],
+    ({ attempt, holderId, quarantineAfter, ttl }) => [
+      holderId,
+      attempt,
+      micros(ttl),
+      Option.match(quarantineAfter, { onNone: () => "", onSome: String })
+    ],
     (reply) => {
       switch (reply[0]) {
         case "Held":
           return { _tag: "Held", holderId: reply[1], remaining: Duration.micros(BigInt(reply[2])) }
         case "AttemptEnded":
           return { _tag: "AttemptEnded" }
+        case "Quarantined":
+          return {
+            _tag: "Quarantined",
+            termsWithoutProgress: Number(reply[1]),
+            exit: exitOf(reply[2]),
+            holderId: reply[3]
+          }
         case "TokenExhausted":
           return backendError("acquire", "rejected", new TokenExhausted({}))
       }
@@ -908,6 +939,14 @@ const make = Effect.fnUntraced(function*(options: Options) {
     requestYieldScript,
     ({ workId }) => [keyOf(workId)],
     ({ deadline }) => [Option.match(deadline, { onNone: () => "", onSome: micros })],
+    (reply) => reply[0] === "Done"
+  )
+
+  const liftOne = batch<{ readonly workId: string }, boolean>(
+    "lift",
+    liftScript,
+    ({ workId }) => [keyOf(workId)],
+    () => [],
     (reply) => reply[0] === "Done"
   )
 
@@ -1020,7 +1059,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
     const records: Array<Backend.LeaseRecord> = []
     while (records.length < limit) {
       const first = yield* firstAfter(after, limit - records.length, prefix)
-      records.push(...yield* recordsOf(first.workIds))
+      records.push(...yield* recordsOf("list", first.workIds, true))
       if (first.isAll) break
       // Where some were swept meanwhile, others follow: a page that is not full is the last one.
       after = Arr.last(first.workIds)
@@ -1028,30 +1067,32 @@ const make = Effect.fnUntraced(function*(options: Options) {
     return records
   })
 
-  const recordsOf = Effect.fnUntraced(function*(all: ReadonlyArray<string>) {
+  const recordsOf = Effect.fnUntraced(function*(operation: string, all: ReadonlyArray<string>, states: boolean) {
     const records: Array<Backend.LeaseRecord> = []
     for (const workIds of Arr.chunksOf(all, maxRecords)) {
       const replies = yield* run<string, Reply>({
-        operation: "list",
+        operation,
         script: recordsScript,
         requests: workIds,
         workIdOf: (workId) => workId,
         keysOf: (workId) => [keyOf(workId)],
-        argsOf: () => [],
+        argsOf: () => states ? ["states"] : [],
         replyOf: (reply) => reply
       })
       for (const [index, reply] of replies.entries()) {
         if (reply instanceof BackendError) return yield* reply
         // It was swept meanwhile.
         if (reply[0] !== "Done") continue
-        const [, status, holderId, token, expires, terms, version, state] = reply
+        const [, status, holderId, token, expires, remaining, terms, version, state] = reply
         records.push({
           workId: workIds[index],
           term: status === "" ? Option.none() : Option.some({
             holderId,
             fencingToken: BigInt(token),
             status: status === "held" ? status : exitOf(status),
-            expiresAt: toMillis(expires)
+            expiresAt: toMillis(expires),
+            remaining: Duration.micros(BigInt(status === "held" ? remaining : 0)),
+            sinceEnd: Duration.micros(BigInt(status === "held" ? 0 : Math.max(0, -Number(remaining))))
           }),
           state: storedOf(version, state),
           termsWithoutProgress: Number(terms)
@@ -1144,7 +1185,9 @@ const make = Effect.fnUntraced(function*(options: Options) {
     read: (term) => one(readOne, term),
     forget: (term) => one(forgetOne, term),
     requestYield: (request) => one(requestYieldOne, request),
+    lift: (workId) => one(liftOne, { workId }),
     sweep,
+    inspect: ({ states, workIds }) => recordsOf("inspect", workIds, states),
     list,
     wakeups: Option.map(Option.fromUndefinedOr(wakeups), ({ subscribe }) => subscribe),
     transaction: Option.none()

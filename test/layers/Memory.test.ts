@@ -18,7 +18,12 @@ BackendContract.suite("Memory", {
     yield* TestClock.setTime(Number(fencingToken / 1000n) - 2)
     while (true) {
       const term = { workId, holderId: "raise" }
-      const [reply] = yield* backend.acquire([{ ...term, attempt: crypto.randomUUID(), ttl: Duration.seconds(1) }])
+      const [reply] = yield* backend.acquire([{
+        ...term,
+        attempt: crypto.randomUUID(),
+        ttl: Duration.seconds(1),
+        quarantineAfter: Option.none()
+      }])
       if (reply._tag !== "Acquired") return yield* Effect.die(reply)
       yield* backend.release([{
         ...term,

@@ -324,7 +324,8 @@ describe("Postgres under contention", () => {
                     workId,
                     holderId: `process-${process}`,
                     attempt: `${process}-${performance.now()}-${Math.random()}`,
-                    ttl
+                    ttl,
+                    quarantineAfter: Option.none()
                   }))
                   const replies = yield* backend.acquire(requests)
                   count("acquire", replies)

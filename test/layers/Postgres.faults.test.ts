@@ -138,6 +138,18 @@ describe("Postgres under faults", () => {
           assert.deepStrictEqual((yield* auditOf(sql, "a")).flatMap((change) => change.exit ?? []), ["forgotten"])
         })))
 
+      it.live(`of a lift, ${how}: it is done once, and answers the same`, () =>
+        setUp(Effect.fnUntraced(function*(proxy, sql) {
+          const { token } = yield* Lease.acquire("a")
+          yield* Lease.release(token, "abandoned")
+          const before = (yield* auditOf(sql, "a")).length
+          yield* proxy.loseReply({ as })
+          assert.isTrue(yield* Lease.lift("a"))
+          assert.strictEqual(yield* proxy.lostReplies, 1)
+          assert.lengthOf((yield* auditOf(sql, "a")).slice(before), 1)
+          yield* Lease.acquire("a", { quarantineAfter: 1 })
+        })))
+
       it.live(`of any statement of a work, ${how}: the work runs once, to its end`, () =>
         setUp(Effect.fnUntraced(function*(proxy, sql) {
           for (let skip = 0; skip < 4; skip++) {
@@ -249,7 +261,8 @@ describe("Postgres under faults", () => {
             ["readCheckpoint", Lease.readCheckpoint(token)],
             ["release", Lease.release(other, "finished")],
             ["forget", Lease.forget(other)],
-            ["requestYield", Lease.requestYield("a")]
+            ["requestYield", Lease.requestYield("a")],
+            ["lift", Lease.lift("a")]
           ]
           yield* Effect.forEach(operations, ([operation, effect]) =>
             Effect.gen(function*() {
@@ -776,6 +789,7 @@ describe("Postgres under faults", () => {
                 reader.release([{ ...term, exit: "finished", interrupted: false, state: Option.none() }]),
                 reader.forget(term),
                 reader.requestYield({ workId: "held", deadline: Option.none() }),
+                reader.lift("held"),
                 reader.sweep({ retention: Duration.zero, limit: 1 })
               ]
             ) {

@@ -108,9 +108,14 @@ describe("Postgres", () => {
           const { token } = yield* Lease.acquire("released")
           yield* Lease.release(token, "finished")
           yield* Lease.acquire("released")
+          yield* Lease.release((yield* Lease.acquire("abandoned")).token, "abandoned")
+          yield* Lease.acquire("expired")
+          yield* sql.unsafe("UPDATE worklease SET expires_at = now() WHERE work_id = 'expired'")
+          const quarantined = ["abandoned", "expired"].map((workId) => Lease.acquire(workId, { quarantineAfter: 1 }))
           // The first look at a row sets hint bits.
           yield* Effect.flip(Lease.acquire("held"))
           yield* Effect.flip(Lease.acquire("released"))
+          for (const acquire of quarantined) yield* Effect.flip(acquire)
           yield* sql.unsafe("CHECKPOINT")
           const before = yield* traces
           assert.isString(before.wal)
@@ -123,7 +128,15 @@ describe("Postgres", () => {
             )
             assert.lengthOf(statements, 1)
           }
-          yield* Effect.forEach(Array.from({ length: 50 }), () => Effect.flip(Lease.acquire("held")), {
+          for (const acquire of quarantined) {
+            const statements = yield* sentBy(
+              proxy,
+              Effect.map(Effect.flip(acquire), (error) => assert.strictEqual(error._tag, "Quarantined"))
+            )
+            assert.lengthOf(statements, 1)
+          }
+          const refused = [Lease.acquire("held"), ...quarantined]
+          yield* Effect.forEach(Array.from({ length: 50 }, () => refused).flat(), (acquire) => Effect.flip(acquire), {
             concurrency: "unbounded"
           })
           assert.deepStrictEqual(yield* traces, before)

@@ -51,6 +51,11 @@ describe("Postgres inside the caller's transactions", () => {
             ])
             yield* rolledBack(Lease.release(token, "yielded"))
             assert.strictEqual((yield* row).exit, "yielded")
+            yield* sql.unsafe("UPDATE worklease SET terms_without_progress = 3")
+            assert.isTrue(yield* rolledBack(Lease.lift("a")))
+            assert.deepStrictEqual(yield* sql.unsafe("SELECT terms_without_progress AS count FROM worklease"), [
+              { count: 0 }
+            ])
             const { token: next } = yield* rolledBack(Lease.acquire("a"))
             yield* rolledBack(Lease.forget(next))
             assert.strictEqual((yield* row).exit, "forgotten")
@@ -100,7 +105,8 @@ describe("Postgres inside the caller's transactions", () => {
           ["release", Lease.release(token, "finished")],
           ["release", Lease.release(token, "finished", { n: 1 })],
           ["forget", Lease.forget(token)],
-          ["requestYield", Lease.requestYield(Count.id("a"))]
+          ["requestYield", Lease.requestYield(Count.id("a"))],
+          ["lift", Lease.lift(Count.id("a"))]
         ]
         for (const [operation, effect] of operations) {
           const started = performance.now()

@@ -57,7 +57,13 @@ const passOn = Effect.fnUntraced(function*(
 ) {
   const { acquire, forget, release } = storage(context)
   const attempt = crypto.randomUUID()
-  const [reply] = yield* acquire([{ workId, holderId: "a", attempt, ttl: Duration.minutes(1) }])
+  const [reply] = yield* acquire([{
+    workId,
+    holderId: "a",
+    attempt,
+    ttl: Duration.minutes(1),
+    quarantineAfter: Option.none()
+  }])
   if (reply._tag !== "Acquired") return assert.fail(reply._tag)
   const term = { workId, holderId: "a", fencingToken: reply.fencingToken }
   const ended = end === "forget"
@@ -307,7 +313,13 @@ describe("Wake-ups on PostgreSQL", () => {
         const workIds = Array.from({ length: 20 }, (_, i) => `job ${i}`)
         yield* register(workIds[3], workIds[7])
         const replies = yield* storage(a).acquire(
-          workIds.map((workId) => ({ workId, holderId: "a", attempt: "1", ttl: Duration.minutes(1) })) as any
+          workIds.map((workId) => ({
+            workId,
+            holderId: "a",
+            attempt: "1",
+            ttl: Duration.minutes(1),
+            quarantineAfter: Option.none()
+          })) as any
         )
         const releases = workIds.map((workId, i) => ({
           workId,

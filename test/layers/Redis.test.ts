@@ -19,7 +19,8 @@ const acquireRequest = (workId: string, holderId = "a"): Backend.AcquireRequest 
   workId,
   holderId,
   attempt: `attempt-${attempts++}`,
-  ttl
+  ttl,
+  quarantineAfter: Option.none()
 })
 
 const take = (workId: string, holderId = "a") =>

@@ -27,3 +27,12 @@ export const steps: ReadonlyArray<{ readonly id: string; readonly execute: Effec
 export const readLines = (file: string): ReadonlyArray<string> => ["a", "b", "c"].map((line) => `${file}: ${line}`)
 
 export const pages = 25
+
+/** An upload that nothing can parse, until an operator has mended it. */
+export const upload = { isBroken: true, parsed: 0 }
+
+export const parse = (id: string): Effect.Effect<string, StepError> =>
+  Effect.suspend(() => {
+    upload.parsed++
+    return upload.isBroken ? new StepError({ step: id }) : Effect.succeed(`parsed ${id}`)
+  })

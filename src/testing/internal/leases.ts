@@ -23,7 +23,18 @@ import * as Renewal from "../../Renewal.ts"
 import * as Work from "../../Work.ts"
 import * as Worker from "../../Worker.ts"
 import { left, told, unchanged } from "./expectations.ts"
-import { acquire, answers, bytesOf, forget, freshId, type Listed, record, release, take, textOf } from "./operations.ts"
+import {
+  acquire,
+  answers,
+  bytesOf,
+  forget,
+  freshId,
+  type Inspected,
+  record,
+  release,
+  take,
+  textOf
+} from "./operations.ts"
 import { assertNear, eventually, isOver, meanwhile, passRenewal, passTtls, type Rules, Store } from "./rules.ts"
 
 const Progress = Work.make("contract", Checkpoint.make(Schema.Struct({ at: Schema.Int })))
@@ -489,7 +500,7 @@ export const losses = ({ rule }: Rules) => {
     rule(`when ${name}, a checkpoint notices: it does not return, and nothing is written`, function*() {
       const a = yield* processOf("a")
       const id = yield* freshWork
-      let before: Listed | undefined
+      let before: Inspected | undefined
       const exit = yield* Effect.exit(a(Worker.run(id, (lease) =>
         Effect.gen(function*() {
           yield* takeAway(lease.token)
@@ -505,7 +516,7 @@ export const losses = ({ rule }: Rules) => {
     rule(`when ${name}, the end of the work notices: its value is not returned, and nothing is written`, function*() {
       const a = yield* processOf("a")
       const id = yield* freshWork
-      let before: Listed | undefined
+      let before: Inspected | undefined
       const exit = yield* Effect.exit(a(Worker.run(id, (lease) =>
         Effect.gen(function*() {
           yield* lease.leaveAs("finished", { at: 1 })
@@ -669,6 +680,156 @@ export const handovers = ({ rule }: Rules) => {
   })
 }
 
+export const quarantine = ({ rule }: Rules) => {
+  /** Work of which as many terms have ended in vain. */
+  const poisoned = Effect.fnUntraced(function*(terms: number) {
+    const a = yield* processOf("a")
+    const id = yield* freshWork
+    for (let i = 0; i < terms; i++) {
+      assert.strictEqual(seen(yield* Effect.exit(a(Worker.run(id, () => Effect.fail(new Boom()))))), "Boom")
+    }
+    return id
+  })
+
+  const takers: Record<
+    string,
+    (id: Work.WorkId<Progress>, options: Lease.AcquireOptions) => Effect.Effect<unknown, unknown, Lease.Leases>
+  > = {
+    acquire: Lease.acquire,
+    hold: (id, options) => Effect.scoped(Lease.hold(id, options)),
+    "Worker.run": (id, options) => Worker.run(id, () => Effect.die("the work has started"), options),
+    withLease: (id, options) => Lease.withLease(Effect.die("the effect has started"), id.value, options)
+  }
+  for (const [taker, run] of Object.entries(takers)) {
+    for (const wait of [false, true]) {
+      rule(`${taker}${wait ? " that waits" : ""} fails with Quarantined after as many terms in vain`, function*() {
+        const b = yield* processOf("b")
+        const id = yield* poisoned(3)
+        const error: any = yield* Effect.flip(unchanged(id.value, b(run(id, { wait, quarantineAfter: 3 }))))
+        assert.strictEqual(error._tag, "Quarantined")
+        assert.strictEqual(error.workId, id.value)
+        assert.strictEqual(error.termsWithoutProgress, 3)
+        assert.strictEqual(error.exit, "abandoned")
+        assert.strictEqual(error.holderId, "a")
+        assert.strictEqual(
+          error.why,
+          "3 terms in a row have ended without a new checkpoint; the last one ended as abandoned, held by \"a\""
+        )
+        assert.include(error.message, error.why)
+      })
+    }
+  }
+
+  rule("is off by default", function*() {
+    const a = yield* processOf("a")
+    const id = yield* poisoned(20)
+    assert.strictEqual((yield* a(Worker.run(id, (lease) => Effect.succeed(lease.prior)))).termsWithoutProgress, 20)
+  })
+
+  rule("keeps poisonous work from starting again, until it is lifted", function*() {
+    const a = yield* processOf("a")
+    const id = yield* freshWork
+    let started = 0
+    const run = a(Effect.exit(Worker.run(
+      id,
+      () =>
+        Effect.suspend(() => {
+          started++
+          return Effect.fail(new Boom())
+        }),
+      { quarantineAfter: 3 }
+    )))
+    for (const expected of [3, 6]) {
+      for (let i = 0; i < 5; i++) assert.strictEqual(seen(yield* run), i < 3 ? "Boom" : "Quarantined")
+      assert.strictEqual(started, expected)
+      assert.isTrue(yield* a(Lease.lift(id)))
+    }
+    yield* a(Worker.run(id, (lease) => {
+      assert.strictEqual(lease.prior.exit, "abandoned")
+      assert.strictEqual(lease.prior.termsWithoutProgress, 0)
+      return Effect.void
+    }, { quarantineAfter: 1 }))
+  })
+
+  rule("counts a crash", function*() {
+    const b = yield* processOf("b")
+    const id = yield* poisoned(1)
+    yield* take(id.value, "crashed")
+    yield* passTtls(1)
+    const error = yield* Effect.flip(b(Lease.acquire(id, { quarantineAfter: 2 })))
+    assert.strictEqual(error._tag, "Quarantined")
+    assert.strictEqual(error._tag === "Quarantined" ? error.exit : undefined, "expired")
+    // As little as one that was never seen by a successor.
+    yield* b(Lease.lift(id))
+    yield* b(Lease.acquire(id, { quarantineAfter: 1 }))
+  })
+
+  // The count before is 2.
+  const innocent: Record<string, (lease: Lease.Lease<Progress>) => Effect.Effect<unknown, unknown, Lease.Leases>> = {
+    "is interrupted": () => Effect.interrupt,
+    "hands off": (lease) => lease.handOff(),
+    "is asked to yield and hands off": (lease) => Effect.andThen(Lease.requestYield(lease.workId), lease.handOff()),
+    "fails after a checkpoint": (lease) => Effect.andThen(lease.checkpoint({ at: 1 }), Effect.fail(new Boom())),
+    succeeds: () => Effect.void
+  }
+  for (const [name, work] of Object.entries(innocent)) {
+    rule(`does not come of work that ${name}, however often`, function*() {
+      const a = yield* processOf("a")
+      const id = yield* poisoned(2)
+      for (let i = 0; i < 5; i++) {
+        const exit = yield* Effect.exit(a(Worker.run(id, work, { quarantineAfter: 3 })))
+        assert.notStrictEqual(seen(exit), "Quarantined")
+      }
+      assert.isAtMost((yield* record(id.value))!.termsWithoutProgress, 2)
+    })
+  }
+
+  rule("does not come of a last state that cannot be read, however often", function*() {
+    const a = yield* processOf("a")
+    const id = yield* freshWork
+    const stored = { version: 1, bytes: bytesOf("not JSON") }
+    yield* answers("Done", release(yield* take(id.value, "before"), "yielded", { state: [1, stored] }))
+    for (let i = 0; i < 5; i++) {
+      const exit = yield* Effect.exit(a(Worker.run(id, () => Effect.void, { quarantineAfter: 1 })))
+      assert.strictEqual(seen(exit), "CheckpointDecodeError")
+    }
+    assert.strictEqual((yield* record(id.value))?.termsWithoutProgress, 0)
+  })
+
+  rule("ends the waiting of an acquire for a holder that leaves in vain", function*() {
+    const a = yield* processOf("a")
+    const b = yield* processOf("b")
+    const id = yield* poisoned(2)
+    const { token } = yield* a(Lease.acquire(id))
+    const waiting = yield* Effect.forkScoped(
+      b(Lease.acquire(id, { wait: true, quarantineAfter: 3, policy: Renewal.makeUnsafe({ ttl: "10 days" }) }))
+    )
+    yield* passTtls(0.5)
+    assert.isFalse(isOver(waiting))
+    yield* a(Lease.release(token, "abandoned"))
+    yield* meanwhile(waiting, TestClock.adjust("1 seconds"))
+    assert.strictEqual(seen(yield* Fiber.await(waiting)), "Quarantined")
+  })
+
+  rule("after a number that is none is refused as a defect, before anything is sent", function*() {
+    const a = yield* processOf("a")
+    const id = yield* poisoned(1)
+    for (const quarantineAfter of [0, -1, 1.5, NaN, Infinity]) {
+      const exit = yield* unchanged(id.value, Effect.exit(a(Lease.acquire(id, { quarantineAfter }))))
+      const defect: any = Exit.isFailure(exit) ? Cause.squash(exit.cause) : undefined
+      assert.strictEqual(defect?._tag, "InvalidConfig")
+      assert.strictEqual(defect?.field, "quarantineAfter")
+    }
+  })
+
+  rule("lift tells whether the work ID is known, and refuses one that breaks the rules", function*() {
+    const a = yield* processOf("a")
+    assert.isFalse(yield* a(Lease.lift(yield* freshWork)))
+    assert.isTrue(yield* a(Lease.lift(yield* poisoned(1))))
+    assert.strictEqual((yield* Effect.flip(a(Lease.lift("a\0b"))))._tag, "InvalidWorkId")
+  })
+}
+
 export const states = ({ rule }: Rules) => {
   const undecodable: Record<string, Backend.Stored> = {
     "is no JSON": { version: 1, bytes: bytesOf("not JSON") },
@@ -790,7 +951,7 @@ const processOf = (holderId: string) =>
   )
 
 /** The rows of a store whose clock moves by moving them have another expiry after a while. */
-const withoutExpiry = (listed: Listed | undefined) =>
+const withoutExpiry = (listed: Inspected | undefined) =>
   listed === undefined ? undefined : { ...listed, expiresAt: undefined }
 
 /** What a caller sees. */

@@ -54,21 +54,22 @@ export const termOf = ({ fencingToken, holderId, workId }: Backend.Term): Backen
 export const acquire = (
   workId: string,
   holderId: string,
-  options?: { readonly attempt?: string; readonly ttls?: number }
+  options?: { readonly attempt?: string; readonly ttls?: number; readonly quarantineAfter?: number }
 ): Effect.Effect<Backend.AcquireReply, BackendError, Backend.Backend | Store> =>
   Effect.flatMap(Store, ({ ttl }) =>
     one((_) => _.acquire, {
       workId,
       holderId,
       attempt: options?.attempt ?? randomId(),
-      ttl: Duration.times(ttl, options?.ttls ?? 1)
+      ttl: Duration.times(ttl, options?.ttls ?? 1),
+      quarantineAfter: Option.fromUndefinedOr(options?.quarantineAfter)
     }))
 
 /** An acquire that succeeds. */
 export const take = (
   workId: string,
   holderId: string,
-  options?: { readonly attempt?: string; readonly ttls?: number }
+  options?: { readonly attempt?: string; readonly ttls?: number; readonly quarantineAfter?: number }
 ): Effect.Effect<Taken, BackendError, Backend.Backend | Store> =>
   Effect.suspend(() => {
     const attempt = options?.attempt ?? randomId()
@@ -133,10 +134,12 @@ export const forget = (term: Backend.Term) => Effect.flatMap(Backend.Backend, (_
 export const requestYield = (workId: string, deadline?: Duration.Duration) =>
   Effect.flatMap(Backend.Backend, (_) => _.requestYield({ workId, deadline: Option.fromUndefinedOr(deadline) }))
 
+export const lift = (workId: string) => Effect.flatMap(Backend.Backend, (_) => _.lift(workId))
+
 export const sweepAll = Effect.flatMap(Backend.Backend, (_) => _.sweep({ retention: Duration.zero, limit: 100_000 }))
 
-/** What a list tells of one work ID, for comparison. */
-export interface Listed {
+/** What is told of one work ID, for comparison. */
+export interface Inspected {
   readonly status: string | undefined
   readonly holderId: string | undefined
   readonly fencingToken: bigint | undefined
@@ -145,12 +148,12 @@ export interface Listed {
   readonly termsWithoutProgress: number
 }
 
-export const record = (workId: string): Effect.Effect<Listed | undefined, BackendError, Backend.Backend> =>
+export const record = (workId: string): Effect.Effect<Inspected | undefined, BackendError, Backend.Backend> =>
   Effect.gen(function*() {
     const backend = yield* Backend.Backend
-    // The first with the prefix is the work ID itself, if it is there.
-    const [first] = yield* backend.list({ prefix: workId, after: Option.none(), limit: 1 })
-    if (first === undefined || first.workId !== workId) return undefined
+    const [first] = yield* backend.inspect({ workIds: [workId], states: true })
+    if (first === undefined) return undefined
+    assert.strictEqual(first.workId, workId)
     const term = Option.getOrUndefined(first.term)
     return {
       status: term?.status,

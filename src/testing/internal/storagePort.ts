@@ -6,6 +6,7 @@ import { assert } from "@effect/vitest"
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
+import * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
 import type * as Scope from "effect/Scope"
 import * as Backend from "../../Backend.ts"
@@ -23,6 +24,7 @@ import {
   finishWithState,
   forget,
   freshId,
+  lift,
   map,
   maxToken,
   randomId,
@@ -300,9 +302,9 @@ export const fencingTokens = ({ rule, whenRaised, whenSetBack, whenTravelling }:
       workId,
       Effect.gen(function*() {
         const replies = yield* backend.acquire([
-          { workId: yield* freshId, holderId: "b", attempt: randomId(), ttl },
-          { workId, holderId: "b", attempt: randomId(), ttl },
-          { workId: yield* freshId, holderId: "b", attempt: randomId(), ttl }
+          { workId: yield* freshId, holderId: "b", attempt: randomId(), ttl, quarantineAfter: Option.none() },
+          { workId, holderId: "b", attempt: randomId(), ttl, quarantineAfter: Option.none() },
+          { workId: yield* freshId, holderId: "b", attempt: randomId(), ttl, quarantineAfter: Option.none() }
         ])
         assert.deepStrictEqual(replies.map((_) => _._tag), ["Acquired", "BackendError", "Acquired"])
         const [, refused] = replies
@@ -1003,9 +1005,281 @@ export const termsWithoutProgress = ({ rule }: Rules) => {
       assert.strictEqual(b.prior.termsWithoutProgress, 2)
       yield* end(b)
       assert.strictEqual((yield* record(workId))?.termsWithoutProgress ?? 0, count)
-      assert.strictEqual((yield* take(workId, "c")).prior.termsWithoutProgress, count)
+      if (count > 0) {
+        const refused = yield* unchanged(
+          workId,
+          answers("Quarantined", acquire(workId, "c", { quarantineAfter: count }))
+        )
+        assert.strictEqual(refused.termsWithoutProgress, count)
+      }
+      const c = yield* take(workId, "c", { quarantineAfter: count + 1 })
+      assert.strictEqual(c.prior.termsWithoutProgress, count)
     })
   }
+}
+
+/** A work ID whose last term, the third without progress, has left a state of a term before. */
+const takeInVain = Effect.gen(function*() {
+  const { workId } = yield* Effect.tap(takeWithState("one"), (a) => release(a, "yielded"))
+  for (const holderId of ["a", "b"]) yield* answers("Done", release(yield* take(workId, holderId), "abandoned"))
+  const c = yield* take(workId, "c")
+  yield* answers("Done", release(c, "abandoned"))
+  return c
+})
+
+export const quarantines = ({ rule, whenLocking }: Rules) => {
+  rule("refuse a work ID after as many terms without progress, say of the last one, and change nothing", function*() {
+    const { workId } = yield* takeInVain
+    for (const quarantineAfter of [3, 2, 1]) {
+      assert.deepStrictEqual(yield* unchanged(workId, acquire(workId, "d", { quarantineAfter })), {
+        _tag: "Quarantined",
+        termsWithoutProgress: 3,
+        exit: "abandoned",
+        holderId: "c"
+      })
+    }
+  })
+
+  rule("are of the acquire: others take the work ID", function*() {
+    for (const options of [{}, { quarantineAfter: 4 }, { quarantineAfter: Number.MAX_SAFE_INTEGER }]) {
+      const c = yield* takeInVain
+      const d = yield* take(c.workId, "d", options)
+      assert.deepStrictEqual(told(d.prior), left(c, "abandoned", { state: "one", count: 3 }))
+    }
+  })
+
+  rule("count a term that has expired, and was not counted before", function*() {
+    const { workId } = yield* takeInVain
+    yield* take(workId, "d")
+    yield* passTtls(1)
+    assert.deepStrictEqual(yield* unchanged(workId, acquire(workId, "e", { quarantineAfter: 4 })), {
+      _tag: "Quarantined",
+      termsWithoutProgress: 4,
+      exit: "expired",
+      holderId: "d"
+    })
+  })
+
+  rule("tell of the term before one that was given back", function*() {
+    const { workId } = yield* takeInVain
+    yield* answers("Done", release(yield* take(workId, "d"), "given-back"))
+    const refused = yield* answers("Quarantined", acquire(workId, "e", { quarantineAfter: 3 }))
+    assert.strictEqual(refused.exit, "abandoned")
+    assert.strictEqual(refused.holderId, "c")
+  })
+
+  rule("leave a lease that is held as it is: held", function*() {
+    const { workId } = yield* takeInVain
+    yield* take(workId, "d")
+    const refused = yield* answers("Held", acquire(workId, "e", { quarantineAfter: 1 }))
+    assert.strictEqual(refused.holderId, "d")
+  })
+
+  rule("find nothing to count where nobody has ever held the lease, and after a forget", function*() {
+    const a = yield* take(yield* freshId, "a", { quarantineAfter: 1 })
+    yield* answers("Done", release(a, "abandoned"))
+    const b = yield* take(a.workId, "b")
+    yield* answers("Done", forget(b))
+    yield* take(a.workId, "c", { quarantineAfter: 1 })
+  })
+
+  rule("the attempt that has taken the lease gets its answer again", function*() {
+    const { workId } = yield* takeInVain
+    const attempt = randomId()
+    const first = yield* answers("Acquired", acquire(workId, "d", { attempt, quarantineAfter: 4 }))
+    assert.deepStrictEqual(yield* acquire(workId, "d", { attempt, quarantineAfter: 4 }), first)
+    assert.deepStrictEqual(yield* acquire(workId, "d", { attempt, quarantineAfter: 1 }), first)
+    yield* passTtls(1)
+    const again = acquire(workId, "d", { attempt, quarantineAfter: 4 })
+    yield* unchanged(workId, answers("AttemptEnded", again))
+    yield* answers("Done", release(yield* take(workId, "e"), "abandoned"))
+    yield* unchanged(workId, answers("AttemptEnded", again))
+  })
+
+  rule("an attempt that was refused can take the lease later", function*() {
+    const { workId } = yield* takeInVain
+    const attempt = randomId()
+    yield* answers("Quarantined", acquire(workId, "d", { attempt, quarantineAfter: 3 }))
+    yield* lift(workId)
+    yield* answers("Acquired", acquire(workId, "d", { attempt, quarantineAfter: 3 }))
+  })
+
+  rule("in a batch are each item's own", function*() {
+    const { ttl } = yield* Store
+    const backend = yield* Backend.Backend
+    const held = yield* take(yield* freshId, "a")
+    const requests = [
+      [yield* freshId, 1],
+      [(yield* takeInVain).workId, 3],
+      [(yield* takeInVain).workId, 4],
+      [held.workId, 1],
+      [(yield* takeInVain).workId, undefined]
+    ] as const
+    const replies = yield* backend.acquire(map(requests, ([workId, quarantineAfter]) => ({
+      workId,
+      holderId: "d",
+      attempt: randomId(),
+      ttl,
+      quarantineAfter: Option.fromUndefinedOr(quarantineAfter)
+    })))
+    assert.deepStrictEqual(tags(replies), ["Acquired", "Quarantined", "Acquired", "Held", "Acquired"])
+  })
+
+  whenLocking("wait for nobody", function*(lock) {
+    const { workId } = yield* takeInVain
+    yield* lock(workId)
+    yield* promptly(answers("Quarantined", acquire(workId, "d", { quarantineAfter: 3 })))
+  })
+}
+
+export const lifts = ({ rule, whenLocking, whenSetBack, whenTravelling }: Rules) => {
+  const endings: ReadonlyArray<
+    readonly [ending: string, end: Ending, exit: Backend.ExitMode | "expired", state?: string]
+  > = [
+    ["was abandoned", (d) => answers("Done", release(d, "abandoned")), "abandoned"],
+    ["was interrupted", (d) => answers("Done", release(d, "abandoned", { interrupted: true })), "abandoned"],
+    ["was yielded", (d) => answers("Done", release(d, "yielded")), "yielded"],
+    ["was finished", (d) => answers("Done", release(d, "finished")), "finished"],
+    ["has expired", () => passTtls(1), "expired"],
+    [
+      "has expired after a checkpoint",
+      (d) => Effect.andThen(checkpoint(d, 1, "two"), passTtls(1)),
+      "expired",
+      "two"
+    ]
+  ]
+  for (const [ending, end, exit, state = "one"] of endings) {
+    rule(`after a term that ${ending}, let the work ID go again, and change nothing else`, function*() {
+      const { workId } = yield* takeInVain
+      const d = yield* take(workId, "d")
+      yield* end(d)
+      const before = yield* record(workId)
+      for (let i = 0; i < 2; i++) {
+        assert.isTrue(yield* lift(workId))
+        assert.deepStrictEqual(yield* record(workId), { ...before!, termsWithoutProgress: 0 })
+      }
+      const e = yield* take(workId, "e", { quarantineAfter: 1 })
+      assert.deepStrictEqual(told(e.prior), left(d, exit, { state, count: 0 }))
+      yield* answers("Done", release(e, "abandoned"))
+      assert.strictEqual((yield* record(workId))?.termsWithoutProgress, 1)
+    })
+  }
+
+  rule("after a term that was given back, too", function*() {
+    const c = yield* takeInVain
+    yield* answers("Done", release(yield* take(c.workId, "d"), "given-back"))
+    assert.isTrue(yield* lift(c.workId))
+    const e = yield* take(c.workId, "e", { quarantineAfter: 1 })
+    assert.deepStrictEqual(told(e.prior), left(c, "abandoned", { state: "one", count: 0 }))
+  })
+
+  rule("let a term that is held go on, which counts when it ends", function*() {
+    const { workId } = yield* takeInVain
+    const d = yield* take(workId, "d")
+    const before = yield* record(workId)
+    assert.isTrue(yield* lift(workId))
+    assert.deepStrictEqual(yield* record(workId), { ...before!, termsWithoutProgress: 0 })
+    const again = yield* answers("Acquired", acquire(workId, "d", { attempt: d.attempt }))
+    assert.deepStrictEqual(told(again.prior), { ...told(d.prior), count: 0 })
+    yield* answers("Done", renew(d))
+    yield* answers("Held", acquire(workId, "e"))
+    yield* passTtls(1)
+    assert.strictEqual((yield* take(workId, "e")).prior.termsWithoutProgress, 1)
+  })
+
+  rule("let a term that is given back then count for nothing", function*() {
+    const { workId } = yield* takeInVain
+    const d = yield* take(workId, "d")
+    assert.isTrue(yield* lift(workId))
+    yield* answers("Done", release(d, "given-back"))
+    assert.strictEqual((yield* take(workId, "e")).prior.termsWithoutProgress, 0)
+  })
+
+  rule("leave a request to yield as it is", function*() {
+    const a = yield* take(yield* freshId, "a")
+    yield* requestYield(a.workId)
+    yield* lift(a.workId)
+    const reply = yield* answers("Done", renew(a))
+    assert.isTrue(Option.isSome(reply.yieldRequest))
+  })
+
+  rule("of a term that has expired: it may still be given back", function*() {
+    const { workId } = yield* takeInVain
+    const d = yield* take(workId, "d")
+    yield* passTtls(1)
+    yield* lift(workId)
+    yield* answers("Done", release(d, "given-back"))
+    assert.strictEqual((yield* record(workId))?.termsWithoutProgress, 0)
+    assert.strictEqual((yield* take(workId, "e")).prior.termsWithoutProgress, 0)
+  })
+
+  rule("of a term that has expired: a checkpoint may still revive it", function*() {
+    const { workId } = yield* takeInVain
+    const d = yield* take(workId, "d")
+    yield* passTtls(1)
+    yield* lift(workId)
+    yield* answers("Done", checkpoint(d, 1, "two"))
+    assert.strictEqual((yield* record(workId))?.termsWithoutProgress, 0)
+    const again = yield* answers("Acquired", acquire(workId, "d", { attempt: d.attempt }))
+    assert.strictEqual(again.prior.termsWithoutProgress, 0)
+    yield* answers("Done", release(d, "yielded"))
+    assert.strictEqual((yield* take(workId, "e")).prior.termsWithoutProgress, 0)
+  })
+
+  whenSetBack("of a term that has expired, and is held again because the clock was set back", function*(setBack) {
+    const ends: ReadonlyArray<readonly [Ending, number]> = [
+      [(d) => answers("Done", release(d, "yielded")), 0],
+      [(d) => answers("Done", release(d, "given-back")), 0],
+      [(d) => answers("Done", release(d, "abandoned")), 1]
+    ]
+    for (const [end, count] of ends) {
+      const { workId } = yield* takeInVain
+      const d = yield* take(workId, "d", { ttls: 2 })
+      yield* passTtls(2)
+      yield* lift(workId)
+      yield* setBack("15 seconds")
+      assert.strictEqual((yield* record(workId))?.status, "held")
+      assert.strictEqual((yield* record(workId))?.termsWithoutProgress, 0)
+      const again = yield* answers("Acquired", acquire(workId, "d", { attempt: d.attempt }))
+      assert.strictEqual(again.prior.termsWithoutProgress, 0)
+      yield* end(d)
+      assert.strictEqual((yield* take(workId, "e")).prior.termsWithoutProgress, count)
+    }
+  })
+
+  rule("of a work ID that nobody has held find nothing, and leave nothing behind", function*() {
+    const workId = yield* freshId
+    assert.isFalse(yield* lift(workId))
+    assert.isUndefined(yield* record(workId))
+  })
+
+  whenTravelling("of a work ID that was swept find nothing", function*() {
+    const a = yield* take(yield* freshId, "a")
+    yield* answers("Done", release(a, "retired"))
+    assert.isTrue(yield* lift(a.workId))
+    yield* pass("2 hours")
+    yield* sweepAll
+    assert.isFalse(yield* lift(a.workId))
+  })
+
+  rule("are of that work ID only", function*() {
+    const c = yield* takeInVain
+    yield* lift((yield* takeInVain).workId)
+    yield* answers("Quarantined", acquire(c.workId, "d", { quarantineAfter: 3 }))
+  })
+
+  whenLocking("wait for who has the row locked", function*(lock) {
+    const { workId } = yield* takeInVain
+    const lifting = yield* Effect.scoped(Effect.gen(function*() {
+      yield* lock(workId)
+      const lifting = yield* Effect.forkChild(lift(workId), { startImmediately: true })
+      yield* live(Effect.sleep("50 millis"))
+      assert.isFalse(isOver(lifting))
+      return lifting
+    }))
+    assert.isTrue(yield* Fiber.join(lifting))
+    assert.strictEqual((yield* record(workId))?.termsWithoutProgress, 0)
+  })
 }
 
 export const yieldRequests = ({ rule }: Rules) => {
@@ -1124,7 +1398,10 @@ export const batches = ({ rule }: Rules) => {
       ["c", randomId(), "Acquired"]
     ]
     const acquired = yield* backend.acquire(
-      map(acquires, ([key, attempt]) => ({ workId: prefix + key, holderId: "a", attempt, ttl }))
+      map(
+        acquires,
+        ([key, attempt]) => ({ workId: prefix + key, holderId: "a", attempt, ttl, quarantineAfter: Option.none() })
+      )
     )
     assert.deepStrictEqual(tags(acquired), acquires.map(([, , answer]) => answer))
     const [f, g, , a, , c] = acquires.map(([key], i): Backend.Term => ({
@@ -1179,7 +1456,8 @@ export const batches = ({ rule }: Rules) => {
       workId: `${prefix}/${(i * 7) % 600}`,
       holderId: `holder-${i}`,
       attempt: randomId(),
-      ttl
+      ttl,
+      quarantineAfter: Option.none()
     })) as unknown as NonEmptyReadonlyArray<Backend.AcquireRequest>
     const acquired = yield* backend.acquire(requests)
     const terms = map(requests, ({ workId, holderId }, i) => {
@@ -1224,7 +1502,12 @@ export const batches = ({ rule }: Rules) => {
       crossing(
         workIds,
         (workIds, i) =>
-          backend.acquire(map(workIds, (workId) => ({ workId, holderId: `${i}`, attempt: randomId(), ttl })))
+          backend.acquire(
+            map(
+              workIds,
+              (workId) => ({ workId, holderId: `${i}`, attempt: randomId(), ttl, quarantineAfter: Option.none() })
+            )
+          )
       ),
       { concurrency: "unbounded" }
     )
@@ -1292,7 +1575,13 @@ export const namesAndBytes = ({ rule }: Rules) => {
     const prefix = yield* freshId
     const workIds = Object.values(hostile).map((make) => make(prefix))
     assert.strictEqual(new Set(workIds).size, workIds.length)
-    const requests = workIds.map((workId) => ({ workId, holderId: "a", attempt: randomId(), ttl }))
+    const requests = workIds.map((workId) => ({
+      workId,
+      holderId: "a",
+      attempt: randomId(),
+      ttl,
+      quarantineAfter: Option.none()
+    }))
     const replies = yield* backend.acquire(requests as unknown as NonEmptyReadonlyArray<Backend.AcquireRequest>)
     for (const [i, workId] of workIds.entries()) {
       const reply = replies[i]
@@ -1306,6 +1595,8 @@ export const namesAndBytes = ({ rule }: Rules) => {
     }
     const records = yield* backend.list({ prefix, after: Option.none(), limit: 100 })
     assert.deepStrictEqual(records.map((_) => _.workId), workIds.slice().sort(compareBytes))
+    const inspected = yield* backend.inspect({ workIds, states: true })
+    assert.deepStrictEqual(inspected.map((_) => _.workId).sort(compareBytes), workIds.slice().sort(compareBytes))
     for (const [i, workId] of workIds.entries()) {
       const reply = replies[i]
       if (reply._tag !== "Acquired") return
@@ -1434,7 +1725,8 @@ export const lists = ({ rule, whenStanding }: Rules) => {
     const backend = yield* Backend.Backend
     const all = yield* backend.list({ prefix: "", after: Option.none(), limit: 100_000 })
     assert.isTrue(all.some((_) => _.workId === a.workId))
-    assert.deepStrictEqual(yield* backend.list({ prefix: "", after: Option.none(), limit: 1 }), all.slice(0, 1))
+    const first = yield* backend.list({ prefix: "", after: Option.none(), limit: 1 })
+    assert.deepStrictEqual(first.map((_) => _.workId), [all[0].workId])
   })
 
   rule("tell who holds a lease, and how its last term has ended", function*() {
@@ -1451,13 +1743,61 @@ export const lists = ({ rule, whenStanding }: Rules) => {
     }
   })
 
-  whenStanding("tell when a lease expires, and when its term has ended", function*() {
-    const a = yield* take(yield* freshId, "a")
-    assert.strictEqual((yield* record(a.workId))?.expiresAt, a.expiresAt)
-    yield* pass("1 seconds")
-    yield* answers("Done", release(a, "finished"))
+  whenStanding("tell when a lease expires, and when its term has ended, and for how long that has been", function*() {
     const { ttl } = yield* Store
-    assert.strictEqual((yield* record(a.workId))?.expiresAt, a.expiresAt - Duration.toMillis(ttl) + 1000)
+    const millis = Duration.toMillis(ttl)
+    const a = yield* take(yield* freshId, "a")
+    const backend = yield* Backend.Backend
+    const times = Effect.map(backend.inspect({ workIds: [a.workId], states: false }), ([{ term }]) => {
+      const { expiresAt, remaining, sinceEnd } = Option.getOrThrow(term)
+      return { expiresAt, remaining: Duration.toMillis(remaining), sinceEnd: Duration.toMillis(sinceEnd) }
+    })
+    assert.deepStrictEqual(yield* times, { expiresAt: a.expiresAt, remaining: millis, sinceEnd: 0 })
+    yield* pass(millis - 1)
+    assert.deepStrictEqual(yield* times, { expiresAt: a.expiresAt, remaining: 1, sinceEnd: 0 })
+    yield* pass(1)
+    assert.deepStrictEqual(yield* times, { expiresAt: a.expiresAt, remaining: 0, sinceEnd: 0 })
+    yield* pass(2)
+    assert.deepStrictEqual(yield* times, { expiresAt: a.expiresAt, remaining: 0, sinceEnd: 2 })
+    const b = yield* take(a.workId, "b")
+    yield* pass(1)
+    yield* answers("Done", release(b, "finished"))
+    yield* pass(3)
+    assert.deepStrictEqual(yield* times, { expiresAt: b.expiresAt - millis + 1, remaining: 0, sinceEnd: 3 })
+  })
+
+  rule("tell the same of many work IDs by name, with states if asked, and nothing of what is not there", function*() {
+    const prefix = `${yield* freshId}/`
+    for (const mode of exitModes) {
+      yield* answers("Done", release(yield* takeWithState(mode, prefix + mode), mode))
+    }
+    yield* answers("Done", forget(yield* takeWithState("forgotten", `${prefix}forgotten`)))
+    yield* answers("Done", release(yield* take(`${prefix}given back`, "a"), "given-back"))
+    yield* takeWithState("held", `${prefix}held`)
+    const backend = yield* Backend.Backend
+    const withoutTimes = (records: ReadonlyArray<Backend.LeaseRecord>) =>
+      records.map(({ term, ...record }) => ({
+        ...record,
+        term: Option.map(term, ({ fencingToken, holderId, status }) => ({ fencingToken, holderId, status }))
+      })).sort((a, b) => compareBytes(a.workId, b.workId))
+    const listed = withoutTimes(yield* backend.list({ prefix, after: Option.none(), limit: 100 }))
+    assert.lengthOf(listed, exitModes.length + 3)
+    const workIds = [...listed.map((_) => _.workId).reverse(), `${prefix}nothing`, prefix]
+    assert.deepStrictEqual(withoutTimes(yield* backend.inspect({ workIds, states: true })), listed)
+    assert.deepStrictEqual(
+      withoutTimes(yield* backend.inspect({ workIds, states: false })),
+      listed.map((record) => ({ ...record, state: Option.none() }))
+    )
+    assert.deepStrictEqual(yield* backend.inspect({ workIds: [], states: true }), [])
+  })
+
+  rule("tell of ten thousand work IDs at once", function*() {
+    const backend = yield* Backend.Backend
+    const a = yield* take(yield* freshId, "a")
+    const workIds = Array.from({ length: 10_000 }, (_, i) => `${a.workId}/${i}`)
+    workIds[5000] = a.workId
+    const inspected = yield* backend.inspect({ workIds, states: true })
+    assert.deepStrictEqual(inspected.map((_) => _.workId), [a.workId])
   })
 
   rule("show nothing of a term that was given back", function*() {
@@ -1697,9 +2037,9 @@ export const locks = ({ whenLocking, whenLockingAndTravelling }: Rules) => {
         Effect.gen(function*() {
           yield* lock(a.workId)
           const replies = yield* promptly(backend.acquire([
-            { workId: yield* freshId, holderId: "b", attempt: randomId(), ttl },
-            { workId: a.workId, holderId: "b", attempt, ttl },
-            { workId: yield* freshId, holderId: "b", attempt: randomId(), ttl }
+            { workId: yield* freshId, holderId: "b", attempt: randomId(), ttl, quarantineAfter: Option.none() },
+            { workId: a.workId, holderId: "b", attempt, ttl, quarantineAfter: Option.none() },
+            { workId: yield* freshId, holderId: "b", attempt: randomId(), ttl, quarantineAfter: Option.none() }
           ]))
           assert.deepStrictEqual(tags(replies), ["Acquired", "Contended", "Acquired"])
         }).pipe(Effect.scoped)
