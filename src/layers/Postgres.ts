@@ -477,7 +477,9 @@ const take: LockedUpdate = {
 /**
  * What a lone acquire mostly comes to: the lease is free, or held. The rest, a
  * work ID that is new among it, is not answered: to be ready for that, too,
- * would take each acquire longer.
+ * would take each acquire longer. Nothing was taken then, for the snapshot that
+ * finds a row to take has it to answer, too; and `acquireSql` decides all of it
+ * anew, whatever has happened in between.
  */
 const takeOneSql = (names: Names): string => {
   const item = itemOf(acquireItems)
@@ -1148,7 +1150,7 @@ const makeStorage = (
   /**
    * Runs a batch: one statement does what is plain, in fewer steps than one that
    * has to decide; what it has not done (locked, refused, sent again, asked to
-   * leave) a second one decides, and does.
+   * leave, new) a second one decides, and does.
    */
   const runPlainFirst = <Request extends { readonly workId: string }, Row extends ItemRow, Reply>(
     operation: string,
