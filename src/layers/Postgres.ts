@@ -1110,7 +1110,9 @@ const makeStorage = (
       return Effect.tap(statement, ([row]) =>
         Effect.sync(() => {
           // What has succeeded at a stricter level holds; only, the next may not succeed.
-          if (row?.isolation !== undefined) isReadCommitted = row.isolation === null
+          if (typeof row?.isolation === "string") isReadCommitted = false
+          // Not again, once another has shown that it is not.
+          else if (row?.isolation === null) isReadCommitted ??= true
         })).pipe(
           // Impossible at read committed, and surely not applied.
           Effect.catchIf((error) => codeOf(error) === "40001", () =>
