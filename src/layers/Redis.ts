@@ -340,20 +340,38 @@ local function wake(waiting, workId)
   end
 end
 
+local function isSame(a, b)
+  if #a ~= #b then return false end
+  for i = 1, #a do
+    if a[i] ~= b[i] then return false end
+  end
+  return true
+end
+
 local function answer(answerOne)
   -- The settings are the server's, and another script may have changed them.
   if cjson.decode_max_depth() < 8 then cjson.decode_max_depth(8) end
   if cjson.encode_max_depth() < 8 then cjson.encode_max_depth(8) end
   local replies = {}
   local bytes = 0
+  local fields, last = {}, {}
   for i, item in ipairs(cjson.decode(ARGV[1])) do
+    for j = 1, #item do
+      if item[j] == 0 then item[j] = fields[j] else fields[j] = item[j] end
+    end
+    local reply
     if bytes >= ${maxReplyBytes} then
-      replies[i] = {'Later'}
+      reply = {'Later'}
     else
-      local ok, reply = pcall(answerOne, item, i)
+      local ok
+      ok, reply = pcall(answerOne, item, i)
       if not ok then reply = {'Error', type(reply) == 'table' and reply.err or tostring(reply)} end
-      replies[i] = reply
-      for _, value in ipairs(reply) do bytes = bytes + #value end
+      for j = 1, #reply do bytes = bytes + #reply[j] end
+    end
+    if isSame(reply, last) then
+      replies[i] = 0
+    else
+      replies[i], last = reply, reply
     end
   end
   return cjson.encode(replies)
@@ -366,7 +384,9 @@ end
  * others from theirs.
  *
  * The items are one argument and the replies one string, each in JSON: clients
- * take much longer over many small ones.
+ * take much longer over many small ones. A field of an item is sent as 0 where
+ * the item before has the same, and a reply where the one before is the same:
+ * in a batch, much is.
  */
 const batchOf = (options: {
   readonly keys: number
@@ -674,6 +694,41 @@ return {'Failed', tostring(failure)}`)
 const setScript = fencedScript("return redis.call('SET', KEYS[1], ARGV[1])")
 
 // -----------------------------------------------------------------------------
+// batches
+// -----------------------------------------------------------------------------
+
+/** What is sent for each item of a batch, and what its reply means. */
+interface Operation<in Request, out A> {
+  readonly name: string
+  readonly script: Script
+  readonly workIdOf: (request: Request) => string
+  readonly keysOf: (request: Request) => ReadonlyArray<string>
+  readonly argsOf: (request: Request) => Array<string>
+  readonly replyOf: (reply: Reply) => A
+}
+
+const itemsOf = (items: ReadonlyArray<Array<string | 0>>): string => {
+  const fields: Array<string | 0> = []
+  for (const item of items) {
+    for (let i = 0; i < item.length; i++) {
+      if (item[i] === fields[i]) item[i] = 0
+      else fields[i] = item[i]
+    }
+  }
+  return JSON.stringify(items)
+}
+
+const readReply = <A>({ name, replyOf }: Operation<never, A>, reply: Reply): A | BackendError | "Later" => {
+  switch (reply[0]) {
+    case "Later":
+      return "Later"
+    case "Error":
+      return toBackendError(name, new Error(reply[1]), "rejected")
+  }
+  return replyOf(reply)
+}
+
+// -----------------------------------------------------------------------------
 // backend
 // -----------------------------------------------------------------------------
 
@@ -722,37 +777,32 @@ const make = Effect.fnUntraced(function*(options: Options) {
   const isCluster = yield* inspect(redis, evaluate, prefix, options)
 
   /** Sends a batch, as one script or as one for each slot, and in as many parts as its replies take. */
-  const run = <Request, A>(options: {
-    readonly operation: string
-    readonly script: Script
-    readonly requests: ReadonlyArray<Request>
-    readonly workIdOf: (request: Request) => string
-    readonly keysOf: (request: Request) => ReadonlyArray<string>
-    readonly argsOf: (request: Request) => ReadonlyArray<string>
-    readonly replyOf: (reply: Reply) => A
-  }): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
-    const { operation, requests } = options
-    const replies = Arr.makeBy(requests.length, (): A | BackendError | undefined => undefined)
+  const run = <Request, A>(
+    operation: Operation<Request, A>,
+    requests: ReadonlyArray<Request>
+  ): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
+    const replies = new Array<A | BackendError | undefined>(requests.length).fill(undefined)
 
     /** Answers what is to be sent again. What failed by itself has written nothing. */
-    const sendOnce = (indices: ReadonlyArray<number>, keysOf: (request: Request) => ReadonlyArray<string>) => {
-      const items = JSON.stringify(indices.map((index) => options.argsOf(requests[index])))
-      return Effect.map(
-        evaluate(operation, options.script, indices.flatMap((index) => keysOf(requests[index])), [items]),
+    const sendOnce = (indices: ReadonlyArray<number>, keysOf: (request: Request) => ReadonlyArray<string>) =>
+      Effect.map(
+        evaluate(
+          operation.name,
+          operation.script,
+          indices.flatMap((index) => keysOf(requests[index])),
+          [itemsOf(indices.map((index) => operation.argsOf(requests[index])))]
+        ),
         (answer) => {
           const later: Array<number> = []
-          for (const [i, reply] of (JSON.parse(answer as string) as ReadonlyArray<Reply>).entries()) {
-            if (reply[0] === "Later") later.push(indices[i])
-            else {
-              replies[indices[i]] = reply[0] === "Error"
-                ? toBackendError(operation, new Error(reply[1]), "rejected")
-                : options.replyOf(reply)
-            }
+          let reply: A | BackendError | "Later" = "Later"
+          for (const [i, fields] of (JSON.parse(answer as string) as ReadonlyArray<Reply | 0>).entries()) {
+            if (fields !== 0) reply = readReply(operation, fields)
+            if (reply === "Later") later.push(indices[i])
+            else replies[indices[i]] = reply
           }
           return later
         }
       )
-    }
 
     const fail = (indices: ReadonlyArray<number>, error: BackendError) => {
       for (const index of indices) replies[index] = error
@@ -766,37 +816,41 @@ const make = Effect.fnUntraced(function*(options: Options) {
       Effect.forEach(
         indices,
         (index) =>
-          Effect.matchEffect(sendOnce([index], (request) => options.keysOf(request).slice(0, 1)), {
-            onSuccess: () => Effect.void,
-            onFailure: (error) => Effect.sync(() => fail([index], error))
-          }),
+          Effect.catch(
+            sendOnce([index], (request) => operation.keysOf(request).slice(0, 1)),
+            (error) => Effect.sync(() => fail([index], error))
+          ),
         { concurrency: 16, discard: true }
       )
 
     const send = (indices: ReadonlyArray<number>): Effect.Effect<void, BackendError> =>
-      Effect.matchEffect(sendOnce(indices, options.keysOf), {
-        onSuccess: (later): Effect.Effect<void, BackendError> =>
+      sendOnce(indices, operation.keysOf).pipe(
+        Effect.catch((error) => {
+          switch (codeOf(causeOf(error))) {
+            case "TRYAGAIN":
+              return Effect.as(sendSingly(indices), [])
+            // It would refuse each by itself as well.
+            case "OOM":
+              return Effect.sync(() => {
+                fail(indices, error)
+                return []
+              })
+          }
+          return Effect.fail(error)
+        }),
+        Effect.flatMap((later) =>
           later.length === 0
             ? Effect.void
             // Those before have their answers, whatever becomes of these.
-            : Effect.catch(send(later), (error) => Effect.sync(() => fail(later, error))),
-        onFailure: (error) => {
-          switch (codeOf(causeOf(error))) {
-            case "TRYAGAIN":
-              return sendSingly(indices)
-            // It would refuse each by itself as well.
-            case "OOM":
-              return Effect.sync(() => fail(indices, error))
-          }
-          return Effect.fail(error)
-        }
-      })
+            : Effect.catch(send(later), (error) => Effect.sync(() => fail(later, error)))
+        )
+      )
 
     const done = () => replies as ReadonlyArray<A | BackendError>
     const all = requests.map((_, index) => index)
     if (!isCluster || requests.length === 1) return Effect.map(send(all), done)
     const bySlot = Object.values(
-      Arr.groupBy(all, (index) => String(slotOfTag(encoded(options.workIdOf(requests[index])))))
+      Arr.groupBy(all, (index) => String(slotOfTag(encoded(operation.workIdOf(requests[index])))))
     )
     return Effect.map(
       Effect.forEach(
@@ -809,22 +863,19 @@ const make = Effect.fnUntraced(function*(options: Options) {
   }
 
   const batch = <Request extends { readonly workId: string }, A>(
-    operation: string,
+    name: string,
     script: Script,
     keysOf: (request: Request) => ReadonlyArray<string>,
-    argsOf: (request: Request) => ReadonlyArray<string>,
+    argsOf: (request: Request) => Array<string>,
     replyOf: (reply: Reply) => A | BackendError
-  ): Backend.Batch<Request, A> =>
-  (requests) =>
-    run<Request, A | BackendError>({
-      operation,
-      script,
-      requests,
-      workIdOf: (_) => _.workId,
-      keysOf,
-      argsOf,
-      replyOf
-    }) as Effect.Effect<NonEmptyReadonlyArray<A | BackendError>, BackendError>
+  ): Backend.Batch<Request, A> => {
+    const operation = { name, script, workIdOf: (_: Request) => _.workId, keysOf, argsOf, replyOf }
+    return (requests) =>
+      run<Request, A | BackendError>(operation, requests) as Effect.Effect<
+        NonEmptyReadonlyArray<A | BackendError>,
+        BackendError
+      >
+  }
 
   /** A batch of one. */
   const one = <Request extends { readonly workId: string }, A>(batch: Backend.Batch<Request, A>, request: Request) =>
@@ -833,7 +884,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
       ([reply]) => reply instanceof BackendError ? Effect.fail(reply) : Effect.succeed(reply)
     )
 
-  const termArgs = ({ fencingToken, holderId }: Backend.Term) => [holderId, String(fencingToken)] as const
+  const termArgs = ({ fencingToken, holderId }: Backend.Term) => [holderId, String(fencingToken)]
 
   const acquire = batch<Backend.AcquireRequest, Backend.AcquireReply>(
     "acquire",
@@ -1067,18 +1118,18 @@ const make = Effect.fnUntraced(function*(options: Options) {
     return records
   })
 
-  const recordsOf = Effect.fnUntraced(function*(operation: string, all: ReadonlyArray<string>, states: boolean) {
+  const recordsOf = Effect.fnUntraced(function*(name: string, all: ReadonlyArray<string>, states: boolean) {
+    const operation: Operation<string, Reply> = {
+      name,
+      script: recordsScript,
+      workIdOf: (workId) => workId,
+      keysOf: (workId) => [keyOf(workId)],
+      argsOf: () => states ? ["states"] : [],
+      replyOf: (reply) => reply
+    }
     const records: Array<Backend.LeaseRecord> = []
     for (const workIds of Arr.chunksOf(all, maxRecords)) {
-      const replies = yield* run<string, Reply>({
-        operation,
-        script: recordsScript,
-        requests: workIds,
-        workIdOf: (workId) => workId,
-        keysOf: (workId) => [keyOf(workId)],
-        argsOf: () => states ? ["states"] : [],
-        replyOf: (reply) => reply
-      })
+      const replies = yield* run(operation, workIds)
       for (const [index, reply] of replies.entries()) {
         if (reply instanceof BackendError) return yield* reply
         // It was swept meanwhile.
@@ -1139,20 +1190,19 @@ const make = Effect.fnUntraced(function*(options: Options) {
     operation: string,
     script: Script,
     workIds: ReadonlyArray<string>,
-    argsOf: (workId: string) => ReadonlyArray<string>
+    argsOf: (workId: string) => Array<string>
   ): Effect.Effect<unknown, BackendError> =>
     workIds.length === 0 ? Effect.void : Wakeups.inTime(
       operation,
       Effect.flatMap(
         run<string, void>({
-          operation,
+          name: operation,
           script,
-          requests: workIds,
           workIdOf: (workId) => workId,
           keysOf: (workId) => [waitingKeyOf(workId)],
           argsOf,
           replyOf: () => undefined
-        }),
+        }, workIds),
         (replies) => {
           const failed = replies.find((reply) => reply instanceof BackendError)
           return failed === undefined ? Effect.void : Effect.fail(failed)
