@@ -354,10 +354,19 @@ local function answer(answerOne)
   if cjson.encode_max_depth() < 8 then cjson.encode_max_depth(8) end
   local replies = {}
   local bytes = 0
-  local fields, last = {}, {}
+  local lengths, states = cjson.decode(ARGV[2]), ARGV[3]
+  local fields, last, taken, at = {}, {}, 0, 1
   for i, item in ipairs(cjson.decode(ARGV[1])) do
     for j = 1, #item do
-      if item[j] == 0 then item[j] = fields[j] else fields[j] = item[j] end
+      if item[j] == false then
+        item[j] = fields[j]
+      elseif item[j] == true then
+        taken = taken + 1
+        item[j] = string.sub(states, at, at + lengths[taken] - 1)
+        at = at + lengths[taken]
+      else
+        fields[j] = item[j]
+      end
     end
     local reply
     if bytes >= ${maxReplyBytes} then
@@ -369,7 +378,7 @@ local function answer(answerOne)
       for j = 1, #reply do bytes = bytes + #reply[j] end
     end
     if isSame(reply, last) then
-      replies[i] = 0
+      replies[i] = false
     else
       replies[i], last = reply, reply
     end
@@ -384,9 +393,10 @@ end
  * others from theirs.
  *
  * The items are one argument and the replies one string, each in JSON: clients
- * take much longer over many small ones. A field of an item is sent as 0 where
- * the item before has the same, and a reply where the one before is the same:
- * in a batch, much is.
+ * take much longer over many small ones. In a batch much is the same: a field
+ * that the item before has too, and a reply like the one before, is `false`. A
+ * field that is `true` stands for the next of the states, which follow one after
+ * the other in an argument of their own, after one with their lengths in bytes.
  */
 const batchOf = (options: {
   readonly keys: number
@@ -697,25 +707,38 @@ const setScript = fencedScript("return redis.call('SET', KEYS[1], ARGV[1])")
 // batches
 // -----------------------------------------------------------------------------
 
+/** Text, or the bytes of a state. */
+type Field = string | Uint8Array
+
 /** What is sent for each item of a batch, and what its reply means. */
 interface Operation<in Request, out A> {
   readonly name: string
   readonly script: Script
   readonly workIdOf: (request: Request) => string
   readonly keysOf: (request: Request) => ReadonlyArray<string>
-  readonly argsOf: (request: Request) => Array<string>
+  readonly argsOf: (request: Request) => Array<Field>
   readonly replyOf: (reply: Reply) => A
 }
 
-const itemsOf = (items: ReadonlyArray<Array<string | 0>>): string => {
-  const fields: Array<string | 0> = []
+/** The arguments of a batch. */
+const batchArgs = (items: ReadonlyArray<Array<Field | boolean>>): ReadonlyArray<string> => {
+  const fields: Array<Field | boolean> = []
+  const states: Array<Uint8Array> = []
   for (const item of items) {
     for (let i = 0; i < item.length; i++) {
-      if (item[i] === fields[i]) item[i] = 0
-      else fields[i] = item[i]
+      const field = item[i]
+      if (field instanceof Uint8Array) {
+        states.push(field)
+        item[i] = true
+      } else if (field === fields[i]) {
+        item[i] = false
+      } else {
+        fields[i] = field
+      }
     }
   }
-  return JSON.stringify(items)
+  const { lengths, text } = encodedStates(states)
+  return [JSON.stringify(items), JSON.stringify(lengths), text]
 }
 
 const readReply = <A>({ name, replyOf }: Operation<never, A>, reply: Reply): A | BackendError | "Later" => {
@@ -790,13 +813,13 @@ const make = Effect.fnUntraced(function*(options: Options) {
           operation.name,
           operation.script,
           indices.flatMap((index) => keysOf(requests[index])),
-          [itemsOf(indices.map((index) => operation.argsOf(requests[index])))]
+          batchArgs(indices.map((index) => operation.argsOf(requests[index])))
         ),
         (answer) => {
           const later: Array<number> = []
           let reply: A | BackendError | "Later" = "Later"
-          for (const [i, fields] of (JSON.parse(answer as string) as ReadonlyArray<Reply | 0>).entries()) {
-            if (fields !== 0) reply = readReply(operation, fields)
+          for (const [i, fields] of (JSON.parse(answer as string) as ReadonlyArray<Reply | false>).entries()) {
+            if (fields !== false) reply = readReply(operation, fields)
             if (reply === "Later") later.push(indices[i])
             else replies[indices[i]] = reply
           }
@@ -866,7 +889,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
     name: string,
     script: Script,
     keysOf: (request: Request) => ReadonlyArray<string>,
-    argsOf: (request: Request) => Array<string>,
+    argsOf: (request: Request) => Array<Field>,
     replyOf: (reply: Reply) => A | BackendError
   ): Backend.Batch<Request, A> => {
     const operation = { name, script, workIdOf: (_: Request) => _.workId, keysOf, argsOf, replyOf }
@@ -947,7 +970,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
       micros(request.ttl),
       String(request.sequence),
       String(request.state.version),
-      encodedState(request.state)
+      request.state.bytes
     ],
     extendReply
   )
@@ -962,7 +985,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
       request.interrupted ? "1" : "0",
       ...Option.match(request.state, {
         onNone: () => ["", "", ""],
-        onSome: ({ sequence, state }) => [String(sequence), String(state.version), encodedState(state)]
+        onSome: ({ sequence, state }) => [String(sequence), String(state.version), state.bytes]
       }),
       request.workId
     ],
@@ -1417,11 +1440,33 @@ const toMillis = (micros: string): number => Number(micros) / 1000
 const utf8Decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true })
 
 /** Clients send and receive text. What is text already, as JSON is, stays legible and a quarter shorter. */
-const encodedState = ({ bytes }: Backend.Stored): string => {
+const encodedState = (bytes: Uint8Array): { readonly length: number; readonly text: string } => {
   try {
-    return `t${utf8Decoder.decode(bytes)}`
+    return { length: 1 + bytes.byteLength, text: `t${utf8Decoder.decode(bytes)}` }
   } catch {
-    return `b${Base64.encode(bytes)}`
+    const text = `b${Base64.encode(bytes)}`
+    return { length: text.length, text }
+  }
+}
+
+/** One after the other. If all of them are text, and mostly they are, they are decoded at once. */
+const encodedStates = (
+  states: ReadonlyArray<Uint8Array>
+): { readonly lengths: ReadonlyArray<number>; readonly text: string } => {
+  const lengths = states.map((bytes) => 1 + bytes.byteLength)
+  const joined = new Uint8Array(lengths.reduce((sum, length) => sum + length, 0))
+  let at = 0
+  for (const bytes of states) {
+    // It also keeps what is cut off at the end of a state from being completed by the next one.
+    joined[at++] = 0x74 // t
+    joined.set(bytes, at)
+    at += bytes.byteLength
+  }
+  try {
+    return { lengths, text: utf8Decoder.decode(joined) }
+  } catch {
+    const each = states.map(encodedState)
+    return { lengths: each.map(({ length }) => length), text: each.map(({ text }) => text).join("") }
   }
 }
 
