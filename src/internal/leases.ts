@@ -123,7 +123,7 @@ export const make = Effect.fnUntraced(function*(
 
   const backend = yield* Backend.Backend
   const clock = yield* Clock.Clock
-  const run = makeRun(yield* Effect.context(), yield* Scope.fork(yield* Effect.scope, "parallel"))
+  const run = yield* makeRun
   const deadlines = new Deadlines(clock, run, (onDue) => renewals.together(onDue))
   const live = new Set<Supervised>()
   // Work that is still under way when the layer closes ends here, for afterwards nothing can be released any more.
