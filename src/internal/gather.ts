@@ -391,11 +391,15 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       )),
       (exit) => {
         if (Exit.isSuccess(exit)) {
-          for (let i = 0; i < batch.length; i++) settle(batch[i], replyOf(batch[i].request.workId, exit.value[i]))
+          for (let i = 0; i < batch.length; i++) {
+            settle(batch[i], replyOf(batch[i].request.workId, exit.value[i]))
+          }
           return Effect.void
         }
         const { cause } = exit
-        const isDivisible = cause.reasons.some((_) => Cause.isFailReason(_) && mayBeOneItem(_.error))
+        const isDivisible = cause.reasons.some((_) =>
+          Cause.isFailReason(_) && mayBeOneItem(_.error)
+        )
         if (batch.length > 1 && isDivisible) {
           return Effect.forEach(
             batch.filter((entry) => entry.options.isWanted?.(Window.now(clock)) !== false),

@@ -472,13 +472,17 @@ export const make = Effect.fnUntraced(function*(
     const sequence = ++term.sequence
     return Effect.flatMapEager(term.codec.encode(state), (stored) => {
       const request = new CheckpointRequest(term, stored, sequence)
-      return checkpoints.sendThen(request, sending, (answer): Effect.Effect<A | A2, E | E2> =>
-        Exit.isSuccess(answer) && answer.value._tag !== "Busy"
-          ? then.onSuccess(answer.value)
-          : Effect.matchEffect(
-            resend("checkpoint", startingWith(answer, checkpoints.send(request, sending)), resending),
-            then
-          ))
+      return checkpoints.sendThen(
+        request,
+        sending,
+        (answer): Effect.Effect<A | A2, E | E2> =>
+          Exit.isSuccess(answer) && answer.value._tag !== "Busy"
+            ? then.onSuccess(answer.value)
+            : Effect.matchEffect(
+              resend("checkpoint", startingWith(answer, checkpoints.send(request, sending)), resending),
+              then
+            )
+      )
     })
   }
 

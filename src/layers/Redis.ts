@@ -804,7 +804,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
     operation: Operation<Request, A>,
     requests: ReadonlyArray<Request>
   ): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
-    const replies = new Array<A | BackendError | undefined>(requests.length).fill(undefined)
+    const replies = Arr.makeBy(requests.length, (): A | BackendError | undefined => undefined)
 
     /** Answers what is to be sent again. What failed by itself has written nothing. */
     const sendOnce = (indices: ReadonlyArray<number>, keysOf: (request: Request) => ReadonlyArray<string>) =>
