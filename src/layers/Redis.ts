@@ -965,12 +965,13 @@ const make = Effect.fnUntraced(function*(options: Options) {
     "checkpoint",
     checkpointScript,
     ({ workId }) => [keyOf(workId)],
-    (request) => [
-      ...termArgs(request),
-      micros(request.ttl),
-      String(request.sequence),
-      String(request.state.version),
-      request.state.bytes
+    ({ fencingToken, holderId, sequence, state, ttl }) => [
+      holderId,
+      String(fencingToken),
+      micros(ttl),
+      String(sequence),
+      String(state.version),
+      state.bytes
     ],
     extendReply
   )
