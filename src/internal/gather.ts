@@ -7,10 +7,12 @@
  * that is interrupted does not cancel its neighbours' statement, and nothing
  * joins a transaction that a caller happens to have open.
  *
- * What every operation passes through is made to be forgotten at once. V8 takes
- * object literals that have outlived a collection, closures in them, and what a
- * `Set` or `Map` has outgrown for old, and what is old keeps all that it refers
- * to from being collected with the young: hence classes and arrays here.
+ * What every operation passes through has to be garbage as soon as it is over.
+ * V8 comes to allocate object literals that have outlived a collection, and
+ * always allocates closures in them, among the old objects, and a `Set` or `Map`
+ * leaves the tables behind there that it has outgrown. Until the next major
+ * collection, each keeps alive what it refers to, which here is whole batches.
+ * Hence classes and arrays.
  */
 
 import type { NonEmptyReadonlyArray } from "effect/Array"
@@ -358,13 +360,17 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     const workIds = new Set<string>()
     const batch: Array<Pending<Request, Reply>> = []
     const skipped: Array<Pending<Request, Reply>> = []
+    const entries = queue
+    queue = []
     const now = Window.now(clock)
     let bytes = 0
     let index = 0
-    for (; index < queue.length && batch.length < limit; index++) {
-      const entry = queue[index]
+    for (; index < entries.length && batch.length < limit; index++) {
+      const entry = entries[index]
+      // Whoever finds out here that its lease is lost may withdraw it.
+      const isWanted = entry.options.isWanted?.(now) !== false
       if (entry.state === "withdrawn") continue
-      if (entry.options.isWanted?.(now) === false) {
+      if (!isWanted) {
         dropped.add(entry)
         waiting--
         continue
@@ -380,7 +386,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       batch.push(entry)
       waiting--
     }
-    queue = skipped.concat(queue.slice(index))
+    queue = skipped.concat(entries.slice(index), queue)
     return batch.length === 0 ? undefined : batch as unknown as Entries<Request, Reply>
   }
 
