@@ -1,6 +1,6 @@
 /** 12. Checkpoints on Redis, against one EVALSHA each over the same connection. */
 import * as NodeRedis from "@effect/platform-node/NodeRedis"
-import { Duration, Effect, Layer } from "effect"
+import { Duration, Effect, Layer, Option } from "effect"
 import { Redis as Client } from "effect/persistence"
 import { Backend, Lease, Worker } from "worklease"
 import * as Redis from "worklease/layers/Redis"
@@ -145,7 +145,7 @@ const makeSingle = Effect.gen(function*() {
     Array.from({ length: holders }, (_, holder) => `single:${holder}`),
     (workId) =>
       Effect.flatMap(
-        backend.acquire([{ workId, holderId: "bench", attempt: workId, ttl }]),
+        backend.acquire([{ workId, holderId: "bench", attempt: workId, ttl, quarantineAfter: Option.none() }]),
         ([reply]) =>
           "fencingToken" in reply
             ? Effect.succeed({ workId, holderId: "bench", fencingToken: reply.fencingToken, ttl, sequence: 0n })
