@@ -354,18 +354,17 @@ local function answer(answerOne)
   if cjson.encode_max_depth() < 8 then cjson.encode_max_depth(8) end
   local replies = {}
   local bytes = 0
-  local lengths, states = cjson.decode(ARGV[2]), ARGV[3]
-  local fields, last, taken, at = {}, {}, 0, 1
+  local fields, last, at = {}, {}, 1
   for i, item in ipairs(cjson.decode(ARGV[1])) do
     for j = 1, #item do
-      if item[j] == false then
+      local field = item[j]
+      if field == false then
         item[j] = fields[j]
-      elseif item[j] == true then
-        taken = taken + 1
-        item[j] = string.sub(states, at, at + lengths[taken] - 1)
-        at = at + lengths[taken]
+      elseif type(field) == 'number' then
+        item[j] = string.sub(ARGV[2], at, at + field - 1)
+        at = at + field
       else
-        fields[j] = item[j]
+        fields[j] = field
       end
     end
     local reply
@@ -395,8 +394,8 @@ end
  * The items are one argument and the replies one string, each in JSON: clients
  * take much longer over many small ones. In a batch much is the same: a field
  * that the item before has too, and a reply like the one before, is `false`. A
- * field that is `true` stands for the next of the states, which follow one after
- * the other in an argument of their own, after one with their lengths in bytes.
+ * state is sent as its length in bytes: the states follow one after the other in
+ * an argument of their own.
  */
 const batchOf = (options: {
   readonly keys: number
@@ -721,24 +720,25 @@ interface Operation<in Request, out A> {
 }
 
 /** The arguments of a batch. */
-const batchArgs = (items: ReadonlyArray<Array<Field | boolean>>): ReadonlyArray<string> => {
-  const fields: Array<Field | boolean> = []
+const batchArgs = (items: ReadonlyArray<Array<Field | number | false>>): ReadonlyArray<string> => {
   const states: Array<Uint8Array> = []
   for (const item of items) {
-    for (let i = 0; i < item.length; i++) {
-      const field = item[i]
-      if (field instanceof Uint8Array) {
-        states.push(field)
-        item[i] = true
-      } else if (field === fields[i]) {
-        item[i] = false
-      } else {
-        fields[i] = field
-      }
+    for (const field of item) {
+      if (field instanceof Uint8Array) states.push(field)
     }
   }
   const { lengths, text } = encodedStates(states)
-  return [JSON.stringify(items), JSON.stringify(lengths), text]
+  const fields: Array<Field | number | false> = []
+  let taken = 0
+  for (const item of items) {
+    for (let i = 0; i < item.length; i++) {
+      const field = item[i]
+      if (field instanceof Uint8Array) item[i] = lengths[taken++]
+      else if (field === fields[i]) item[i] = false
+      else fields[i] = field
+    }
+  }
+  return [JSON.stringify(items), text]
 }
 
 const readReply = <A>({ name, replyOf }: Operation<never, A>, reply: Reply): A | BackendError | "Later" => {
