@@ -263,7 +263,7 @@ const maxReplyBytes = 2 * 1024 * 1024
  * microseconds, which a double holds exactly for two centuries. Tokens and
  * sequences need not fit one: they stay decimal strings.
  */
-const prelude = `
+const basics = `
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 
@@ -276,68 +276,10 @@ local function less(a, b)
   return a < b
 end
 
-local function successor(number)
-  local nines = string.match(number, '9*$')
-  local zeros = string.rep('0', #nines)
-  local head = string.sub(number, 1, #number - #nines)
-  if head == '' then return '1' .. zeros end
-  return string.sub(head, 1, -2) .. string.char(string.byte(head, -1) + 1) .. zeros
-end
-
-local function load(key)
-  local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'sequence', 'yield', 'terms',
-    'priorExit', 'priorHolder', 'priorToken', 'attempt', 'priorAttempt')
-  if not values[1] then return nil end
-  return {
-    holder = values[1], token = values[2], exit = values[3], expires = tonumber(values[4]), sequence = values[5],
-    yield = values[6], terms = tonumber(values[7]), priorExit = values[8], priorHolder = values[9],
-    priorToken = values[10], attempt = values[11], priorAttempt = values[12]
-  }
-end
-
--- The version and the state, which may be long.
-local function stored(key)
-  local values = redis.call('HMGET', key, 'version', 'state')
-  return values[1] or '', values[2] or ''
-end
-
-local function isHeld(row)
-  return row.exit == '' and row.expires > now
-end
-
-local function isCurrent(row, holder, token)
-  return row ~= nil and row.holder == holder and row.token == token
-end
-
--- The terms without progress before this one. Stored as -1 where it had expired and was lifted: it does not count then.
-local function countOf(row)
-  return math.max(row.terms, 0)
-end
-
--- What a holder that takes the lease would be told: exit, holder, token, terms without progress.
-local function priorOf(row)
-  if row.exit == 'forgotten' then return '', '', '', 0 end
-  if row.exit == 'given-back' then return row.priorExit, row.priorHolder, row.priorToken, countOf(row) end
-  if row.exit ~= '' then return row.exit, row.holder, row.token, countOf(row) end
-  return 'expired', row.holder, row.token, row.sequence ~= '0' and 0 or row.terms + 1
-end
-
 local function extended(expires, yield)
   if yield == '' then return {'Done', expires} end
   if yield == 'any' then return {'Done', expires, 'any'} end
   return {'Done', expires, text(math.max(0, tonumber(yield) - now))}
-end
-
--- Tells one of those who wait, another one each time. Nobody hears it where that one has died, or is connected to
--- another node. Whom none of a few tries has reached, polls.
-local function wake(waiting, workId)
-  if not waiting then return end
-  local channels = redis.pcall('ZRANGEBYSCORE', waiting, '(' .. text(now), '+inf', 'LIMIT', 0, 100)
-  if channels.err then return end
-  for i = 1, math.min(#channels, 5) do
-    local heard = redis.pcall('PUBLISH', channels[(now + i) % #channels + 1], workId)
-    if type(heard) == 'number' and heard > 0 then return end
-  end
 end
 
 local function isSame(a, b)
@@ -386,6 +328,67 @@ local function answer(answerOne)
 end
 `
 
+/** What most scripts do with whole records. A script takes time for each function that it is given. */
+const prelude = `${basics}
+local function successor(number)
+  local nines = string.match(number, '9*$')
+  local zeros = string.rep('0', #nines)
+  local head = string.sub(number, 1, #number - #nines)
+  if head == '' then return '1' .. zeros end
+  return string.sub(head, 1, -2) .. string.char(string.byte(head, -1) + 1) .. zeros
+end
+
+local function load(key)
+  local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'sequence', 'yield', 'terms',
+    'priorExit', 'priorHolder', 'priorToken', 'attempt', 'priorAttempt')
+  if not values[1] then return nil end
+  return {
+    holder = values[1], token = values[2], exit = values[3], expires = tonumber(values[4]), sequence = values[5],
+    yield = values[6], terms = tonumber(values[7]), priorExit = values[8], priorHolder = values[9],
+    priorToken = values[10], attempt = values[11], priorAttempt = values[12]
+  }
+end
+
+-- The version and the state, which may be long.
+local function stored(key)
+  local values = redis.call('HMGET', key, 'version', 'state')
+  return values[1] or '', values[2] or ''
+end
+
+local function isHeld(row)
+  return row.exit == '' and row.expires > now
+end
+
+local function isCurrent(row, holder, token)
+  return row ~= nil and row.holder == holder and row.token == token
+end
+
+-- The terms without progress before this one. Stored as -1 where it had expired and was lifted: it does not count then.
+local function countOf(row)
+  return math.max(row.terms, 0)
+end
+
+-- What a holder that takes the lease would be told: exit, holder, token, terms without progress.
+local function priorOf(row)
+  if row.exit == 'forgotten' then return '', '', '', 0 end
+  if row.exit == 'given-back' then return row.priorExit, row.priorHolder, row.priorToken, countOf(row) end
+  if row.exit ~= '' then return row.exit, row.holder, row.token, countOf(row) end
+  return 'expired', row.holder, row.token, row.sequence ~= '0' and 0 or row.terms + 1
+end
+
+-- Tells one of those who wait, another one each time. Nobody hears it where that one has died, or is connected to
+-- another node. Whom none of a few tries has reached, polls.
+local function wake(waiting, workId)
+  if not waiting then return end
+  local channels = redis.pcall('ZRANGEBYSCORE', waiting, '(' .. text(now), '+inf', 'LIMIT', 0, 100)
+  if channels.err then return end
+  for i = 1, math.min(#channels, 5) do
+    local heard = redis.pcall('PUBLISH', channels[(now + i) % #channels + 1], workId)
+    if type(heard) == 'number' and heard > 0 then return end
+  end
+end
+`
+
 /**
  * Runs one item after the other. An item that meets an error has written
  * nothing, because its one write is its last step, and does not keep the
@@ -402,9 +405,11 @@ const batchOf = (options: {
   readonly item: string
   /** What it does on a server that takes no writes, or is full. */
   readonly flags?: "no-writes" | "allow-oom"
+  /** Whether it reads single fields, in place of whole records. */
+  readonly fields?: boolean
 }): string =>
   `#!lua${options.flags === undefined ? "" : ` flags=${options.flags}`}
-${prelude}
+${options.fields === true ? basics : prelude}
 return answer(function(item, i)
   local keys = (i - 1) * ${options.keys}
   ${options.item}
@@ -475,6 +480,7 @@ const acquireScript = scriptOf(batchOf({
 const renewScript = scriptOf(batchOf({
   keys: 1,
   flags: "allow-oom",
+  fields: true,
   item: `
   local key = KEYS[keys + 1]
   local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'yield')
@@ -487,6 +493,7 @@ const renewScript = scriptOf(batchOf({
 
 const checkpointScript = scriptOf(batchOf({
   keys: 1,
+  fields: true,
   item: `
   local key = KEYS[keys + 1]
   local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'yield', 'sequence')
