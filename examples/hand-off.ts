@@ -15,7 +15,7 @@ import * as Memory from "worklease/layers/Memory"
 
 const Count = Work.make("count", Checkpoint.make(Schema.Struct({ n: Schema.Int })))
 
-// A request reaches the holder with its next renewal or checkpoint.
+// A request reaches the holder with its next renewal or checkpoint at the latest.
 const policy = { ttl: "2 seconds", renewEvery: "200 millis" } as const
 const processA = Effect.provide(Lease.layerWith({ holderId: "a", ...policy }))
 const processB = Effect.provide(Lease.layerWith({ holderId: "b", ...policy }))

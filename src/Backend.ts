@@ -371,5 +371,15 @@ export class Backend extends Context.Service<Backend, {
     (workId: string) => Effect.Effect<Effect.Effect<void>, never, Scope.Scope>
   >
 
+  /**
+   * Subscribes to hints that the holder of a work ID, any of them, was asked to
+   * yield; the inner effect waits for the next one. Correctness never depends on
+   * them: the request itself comes with a renewal or a checkpoint, and so does
+   * one that was made while the subscription did not stand.
+   *
+   * Subscribing does not wait for the store, and nothing fails.
+   */
+  readonly yieldRequests: Option.Option<Effect.Effect<Effect.Effect<string>, never, Scope.Scope>>
+
   readonly transaction: Option.Option<Transaction>
 }>()("worklease/Backend") {}

@@ -668,10 +668,11 @@ export const holder = (
  *
  * **Details**
  *
- * The request reaches the holder with its next renewal or checkpoint, and ends
- * with its term. After `deadline`, counted by the backend from this call, the
- * holder's work is interrupted. Without one, the holder takes the time it
- * needs.
+ * The request reaches the holder with its next renewal or checkpoint at the
+ * latest, and at once where the backend has wake-ups and the holder's process
+ * has held a lease for a second. It ends with the holder's term. After
+ * `deadline`, counted by the backend from this call, the holder's work is
+ * interrupted. Without one, the holder takes the time it needs.
  *
  * @category operations
  * @since 0.1.0

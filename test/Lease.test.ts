@@ -664,6 +664,147 @@ describe("Lease", () => {
       }).pipe(intercepted))
   })
 
+  describe("hearing that it was asked to yield", () => {
+    const others = Effect.provide(Lease.layerWith({ holderId: "others" }))
+
+    /** Leases over the memory backend, and whether they listen to its hints. */
+    const overHints = (
+      subscribe: (backend: Backend.Backend["Service"]) => Backend.Backend["Service"]["yieldRequests"]
+    ) =>
+      Effect.map(Backend.Backend, (backend) => {
+        const opened = { now: 0, ever: 0 }
+        const counted = Effect.acquireRelease(
+          Effect.sync(() => {
+            opened.now++
+            opened.ever++
+          }),
+          () => Effect.sync(() => opened.now--)
+        )
+        const yieldRequests = Option.map(subscribe(backend), (next) => Effect.andThen(counted, next))
+        const layer = Lease.layerWith({ holderId: "a" }).pipe(
+          Layer.provide(Layer.succeed(Backend.Backend, Backend.Backend.of({ ...backend, yieldRequests })))
+        )
+        return { opened, layer }
+      })
+
+    test("a lease that has been held for a second is renewed at once, and no other", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        const lease = yield* Lease.hold("job")
+        yield* Lease.hold("another")
+        yield* TestClock.adjust("1 second")
+        assert.lengthOf(log, 2)
+        assert.isTrue(yield* others(Lease.requestYield("job", { deadline: "20 seconds" })))
+        yield* lease.awaitYieldRequest
+        assert.deepStrictEqual(log.slice(2).map(({ items, operation }) => [operation, items.map((_) => _.workId)]), [
+          ["renew", ["job"]]
+        ])
+        // A later request replaces the deadline.
+        const failed = yield* Effect.forkChild(Effect.exit(lease.guard(Effect.never)))
+        assert.isTrue(yield* others(Lease.requestYield("job", { deadline: "3 seconds" })))
+        yield* TestClock.adjust("3 seconds")
+        assert.isTrue(Exit.isFailure(yield* Fiber.join(failed)))
+      }).pipe(Effect.scoped, intercepted))
+
+    test("one that has not hears of it with its next renewal", () =>
+      Effect.gen(function*() {
+        const { log } = yield* Intercepted.Intercepted
+        const lease = yield* Lease.hold("job")
+        yield* TestClock.adjust("990 millis")
+        yield* Effect.repeat(others(Lease.requestYield("job")), { times: 10 })
+        yield* TestClock.adjust("9 seconds")
+        assert.isFalse(yield* lease.yieldRequested)
+        assert.deepStrictEqual(operations(log), ["acquire"])
+        yield* TestClock.adjust("10 millis")
+        assert.isTrue(yield* lease.yieldRequested)
+      }).pipe(Effect.scoped, intercepted))
+
+    test("a hint that is lost costs time: the request comes with the next renewal", () =>
+      Effect.gen(function*() {
+        const { layer, opened } = yield* overHints(() => Option.some(Effect.succeed(Effect.never)))
+        yield* Effect.gen(function*() {
+          const lease = yield* Lease.hold("job")
+          yield* TestClock.adjust("2 seconds")
+          assert.strictEqual(opened.now, 1)
+          yield* others(Lease.requestYield("job"))
+          yield* TestClock.adjust("7999 millis")
+          assert.isFalse(yield* lease.yieldRequested)
+          yield* TestClock.adjust("1 millis")
+          assert.isTrue(yield* lease.yieldRequested)
+        }).pipe(Effect.scoped, Effect.provide(layer))
+      }).pipe(onTestBackend))
+
+    test("a hint proves nothing: without a request nobody is asked", () =>
+      Effect.gen(function*() {
+        const { layer } = yield* overHints(() =>
+          Option.some(Effect.succeed(Effect.delay(Effect.succeed("job"), "3 seconds")))
+        )
+        yield* Effect.gen(function*() {
+          const lease = yield* Lease.hold("job")
+          yield* TestClock.adjust("1 minute")
+          assert.isFalse(yield* lease.yieldRequested)
+          assert.isAbove(Duration.toMillis(yield* lease.window), 23_000)
+        }).pipe(Effect.scoped, Effect.provide(layer))
+      }).pipe(onTestBackend))
+
+    test("one that comes while a renewal is in flight is followed by another", () =>
+      Effect.gen(function*() {
+        const { intercept, log } = yield* Intercepted.Intercepted
+        const lease = yield* Lease.hold("job")
+        yield* intercept((call, { operation }) =>
+          // It was applied before the request, and its reply is slow.
+          operation === "renew"
+            ? Effect.flatMap(call, (reply) => Effect.delay(Effect.succeed(reply), "1 second"))
+            : call
+        )
+        yield* TestClock.adjust("10 seconds")
+        for (let i = 0; i < 5; i++) {
+          yield* others(Lease.requestYield("job"))
+          yield* TestClock.adjust("100 millis")
+        }
+        yield* TestClock.adjust("499 millis")
+        assert.deepStrictEqual(operations(log), ["acquire", "renew"])
+        yield* TestClock.adjust("1001 millis")
+        assert.isTrue(yield* lease.yieldRequested)
+        assert.deepStrictEqual(operations(log), ["acquire", "renew", "renew"])
+      }).pipe(Effect.scoped, intercepted))
+
+    test("it listens while it has a lease that it has held for a second, and to nothing for short ones", () =>
+      Effect.gen(function*() {
+        const { layer, opened } = yield* overHints((backend) => backend.yieldRequests)
+        yield* Effect.gen(function*() {
+          for (let i = 0; i < 20; i++) {
+            const short = yield* Effect.forkChild(Lease.withLease(Effect.sleep("980 millis"), `short ${i}`))
+            yield* TestClock.adjust("700 millis")
+            if (i % 2 === 1) yield* TestClock.adjust("1 second")
+            if (i % 2 === 1) yield* Fiber.join(short)
+          }
+          assert.strictEqual(opened.ever, 0)
+          const scope = yield* Scope.make()
+          yield* Scope.provide(Lease.hold("long"), scope)
+          yield* TestClock.adjust("2 seconds")
+          assert.deepStrictEqual(opened, { now: 1, ever: 1 })
+          yield* Effect.forkChild(Lease.withLease(Effect.sleep("980 millis"), "short"))
+          yield* TestClock.adjust("5 minutes")
+          assert.deepStrictEqual(opened, { now: 1, ever: 1 })
+          yield* Scope.close(scope, Exit.void)
+          yield* TestClock.adjust("1 millis")
+          assert.deepStrictEqual(opened, { now: 0, ever: 1 })
+        }).pipe(Effect.provide(layer))
+      }).pipe(onTestBackend))
+
+    test("it ends with its layer", () =>
+      Effect.gen(function*() {
+        const { layer, opened } = yield* overHints((backend) => backend.yieldRequests)
+        yield* Effect.gen(function*() {
+          yield* Effect.forkChild(Worker.run("job", () => Effect.never))
+          yield* TestClock.adjust("2 seconds")
+          assert.strictEqual(opened.now, 1)
+        }).pipe(Effect.provide(layer))
+        assert.strictEqual(opened.now, 0)
+      }).pipe(onTestBackend))
+  })
+
   describe("acquiring", () => {
     test("an acquire that returns with no window left fails, gives the lease back, and hides no prior", () =>
       Effect.gen(function*() {

@@ -1,5 +1,7 @@
 /**
- * Hints that a work ID may have become free, for those who wait for one.
+ * Hints, as the port has them: that a work ID may have become free, for those
+ * who wait for one, and that holders were asked to yield, for those who keep
+ * leases.
  */
 
 import * as Effect from "effect/Effect"
@@ -59,4 +61,43 @@ export class Hints {
       (latch) => Effect.andThen(latch.await, Effect.sync(() => latch.closeUnsafe()))
     )
   }
+}
+
+/** What one subscriber has not taken yet. */
+interface Untaken {
+  readonly workIds: Set<string>
+  readonly latch: Latch.Latch
+}
+
+export class YieldRequests {
+  private readonly subscribers = new Set<Untaken>()
+
+  /** Tells all who have subscribed. */
+  tell(workId: string): void {
+    for (const { latch, workIds } of this.subscribers) {
+      workIds.add(workId)
+      latch.openUnsafe()
+    }
+  }
+
+  readonly subscribe: Effect.Effect<Effect.Effect<string>, never, Scope.Scope> = Effect.map(
+    Effect.acquireRelease(
+      Effect.sync(() => {
+        const untaken: Untaken = { workIds: new Set(), latch: Latch.makeUnsafe(false) }
+        this.subscribers.add(untaken)
+        return untaken
+      }),
+      (untaken) => Effect.sync(() => this.subscribers.delete(untaken))
+    ),
+    ({ latch, workIds }) =>
+      Effect.andThen(
+        latch.await,
+        Effect.sync(() => {
+          const [workId] = workIds
+          workIds.delete(workId)
+          if (workIds.size === 0) latch.closeUnsafe()
+          return workId
+        })
+      )
+  )
 }

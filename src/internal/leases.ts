@@ -3,7 +3,9 @@
  */
 
 import type { NonEmptyReadonlyArray } from "effect/Array"
+import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
+import type * as Context from "effect/Context"
 import * as SecureRandom from "effect/crypto/SecureRandom"
 import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
@@ -403,15 +405,18 @@ export const make = Effect.fnUntraced(function*(
 
   /** Begins a term, of whose prior nothing is known yet. */
   const begin = (work: Work.Input, options: AcquireOptions | undefined, restore: Restore) =>
-    Effect.gen(function*() {
-      const workId = yield* validate(work)
-      yield* refuseInsideExclusive("acquire", workId)
-      const quarantineAfter = yield* validateQuarantineAfter(options?.quarantineAfter)
-      const codec = codecOf(work, yield* Effect.context())
-      const policy = options?.policy ?? defaultPolicy
-      const acquiring: Acquiring = { workId, policy, quarantineAfter, codec, restore }
-      return yield* (options?.wait === true ? waitForTerm(acquiring) : takeTerm(acquiring))
-    })
+    Effect.flatMap(validate(work), (workId) =>
+      refuseInsideExclusive("acquire", workId).pipe(
+        Effect.andThen(validateQuarantineAfter(options?.quarantineAfter)),
+        Effect.flatMap((quarantineAfter) =>
+          Effect.contextWith((context: Context.Context<never>) => {
+            const codec = codecOf(work, context)
+            const policy = options?.policy ?? defaultPolicy
+            const acquiring: Acquiring = { workId, policy, quarantineAfter, codec, restore }
+            return options?.wait === true ? waitForTerm(acquiring) : takeTerm(acquiring)
+          })
+        )
+      ))
 
   // ---------------------------------------------------------------------------
   // operations of a term
@@ -526,7 +531,27 @@ export const make = Effect.fnUntraced(function*(
   // supervision
   // ---------------------------------------------------------------------------
 
-  const keeper = new Keeper(clock, deadlines)
+  /** A renewal asks whether its holder was asked to yield: the hint proves nothing. */
+  const hearRequests = (subscribe: Option.Option.Value<Backend.Backend["Service"]["yieldRequests"]>) =>
+    Effect.scoped(
+      Effect.flatMap(subscribe, (next) => Effect.forever(Effect.map(next, (workId) => keeper.renewNow(workId))))
+    ).pipe(
+      Effect.catchCause((cause) =>
+        Cause.hasInterruptsOnly(cause)
+          ? Effect.void
+          : Effect.logWarning("Requests to yield are not heard any more, and come with renewals", cause)
+      ),
+      Effect.annotateLogs({ module: "worklease/Lease", fiber: "yieldRequests" })
+    )
+  let hearing: Fiber.Fiber<void> | undefined
+
+  // To be told takes a connection, which short leases are not worth.
+  const keeper = new Keeper(clock, deadlines, (isLasting) => {
+    hearing?.interruptUnsafe()
+    hearing = isLasting && Option.isSome(backend.yieldRequests)
+      ? run(hearRequests(backend.yieldRequests.value))
+      : undefined
+  })
 
   /** What mostly succeeds at once has no fiber of its own. */
   const renewal = ({ resending, sending, term }: Extending): Renew => {
@@ -795,14 +820,18 @@ export const make = Effect.fnUntraced(function*(
 
   const acquire = (work: Work.Input, options?: AcquireOptions) =>
     Effect.uninterruptibleMask((restore) =>
-      Effect.gen(function*() {
-        const { acquired, term } = yield* begin(work, options, restore)
-        const prior = yield* restore(decodePrior(term.codec, acquired.prior)).pipe(
-          Effect.tap(() => term.remaining > 0 ? Effect.void : Effect.fail(new WindowExhausted(term))),
-          Effect.onError(() => giveBack(term))
-        )
-        return { token: makeToken(term, acquired.expiresAt), prior }
-      })
+      Effect.flatMap(
+        begin(work, options, restore),
+        ({ acquired, term }) =>
+          restore(decodePrior(term.codec, acquired.prior)).pipe(
+            Effect.flatMap((prior) =>
+              term.remaining > 0
+                ? Effect.succeed({ token: makeToken(term, acquired.expiresAt), prior })
+                : Effect.fail(new WindowExhausted(term))
+            ),
+            Effect.onError(() => giveBack(term))
+          )
+      )
     )
 
   /** Whether the reply takes effect, as the flat errors of the single operations. */

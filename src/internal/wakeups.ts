@@ -1,10 +1,11 @@
 /**
  * Wake-ups of a store with a channel: hints that a work ID may have become
- * free, over one connection that is open only while something waits.
+ * free, and that holders were asked to yield, over one connection that is open
+ * only while something waits for either.
  *
  * Whoever ends a term tells only those work IDs that somebody has registered.
  * One fiber keeps the registrations and the connection, and heals both. A hint
- * that is lost costs time: waiters look again by themselves.
+ * that is lost costs time: waiters look again by themselves, and holders renew.
  */
 
 import * as Arr from "effect/Array"
@@ -21,13 +22,28 @@ import * as Schedule from "effect/Schedule"
 import * as Scope from "effect/Scope"
 import * as Semaphore from "effect/Semaphore"
 import { BackendError, TimedOut } from "../LeaseError.ts"
-import { Hints } from "./hints.ts"
+import { Hints, YieldRequests } from "./hints.ts"
+
+/** What a message begins with that names a work ID which may have become free. */
+export const freed = "f"
+
+/** What a message begins with that names a work ID whose holder was asked to yield. */
+export const asked = "y"
+
+/**
+ * Stands for all work IDs, and is none itself: who is registered for it is told
+ * of requests to yield.
+ */
+export const anyWorkId = ""
 
 /** What the store must do. Every failure is healed by another connection. */
 export interface Store {
-  /** Opens the connection, which belongs to the scope. A message names a work ID, or is a ping. */
+  /** Opens the connection, which belongs to the scope. A message says what it is and names a work ID, or is a ping. */
   readonly listen: Effect.Effect<Queue.Dequeue<{ readonly payload: string }, unknown>, unknown, Scope.Scope>
-  /** From now on, until `registrationTtl` has passed, the endings of these work IDs are told. */
+  /**
+   * From now on, until `registrationTtl` has passed, the endings of these work
+   * IDs are told, and requests to yield where `anyWorkId` is one of them.
+   */
   readonly register: (workIds: ReadonlyArray<string>) => Effect.Effect<unknown, unknown>
   /** Ends that, and tells somebody else who has registered of each. */
   readonly passOn: (workIds: ReadonlyArray<string>) => Effect.Effect<unknown, unknown>
@@ -38,6 +54,8 @@ export interface Store {
 export interface Wakeups {
   /** As the port has it. */
   readonly subscribe: (workId: string) => Effect.Effect<Effect.Effect<void>, never, Scope.Scope>
+  /** As the port has it. */
+  readonly yieldRequests: Effect.Effect<Effect.Effect<string>, never, Scope.Scope>
   /** Has to run for as long as there are subscriptions. */
   readonly keep: Effect.Effect<never>
 }
@@ -79,6 +97,7 @@ const backoff = Schedule.min([Schedule.exponential("250 millis"), Schedule.space
 
 export const makeUnsafe = (store: Store): Wakeups => {
   const hints = new Hints()
+  const yieldRequests = new YieldRequests()
   /** Open while something waits. */
   const wanted = Latch.makeUnsafe(false)
   /** The work IDs that wait for their registration, and whether there are any. */
@@ -130,12 +149,15 @@ export const makeUnsafe = (store: Store): Wakeups => {
   const receiving = (queue: Queue.Dequeue<{ readonly payload: string }, unknown>) =>
     Effect.forever(Effect.map(Queue.take(queue), ({ payload }) => {
       heard.openUnsafe()
-      hints.wake(payload)
-      if (payload === "" || hints.has(payload)) return
-      registered.delete(payload)
-      known.delete(payload)
-      idle.delete(payload)
-      misdirected.add(payload)
+      const workId = payload.slice(1)
+      if (payload.startsWith(asked)) return yieldRequests.tell(workId)
+      if (!payload.startsWith(freed)) return
+      hints.wake(workId)
+      if (hints.has(workId)) return
+      registered.delete(workId)
+      known.delete(workId)
+      idle.delete(workId)
+      misdirected.add(workId)
       isMisdirected.openUnsafe()
     }))
 
@@ -289,7 +311,7 @@ export const makeUnsafe = (store: Store): Wakeups => {
     Effect.retry(
       Schedule.tap(backoff, ({ attempt, input }) =>
         Effect.logWithLevel(attempt === warnAfter ? "Warn" : "Debug")(
-          "There are no wake-ups at present, so that waiting acquires poll",
+          "There are no wake-ups at present, so that waiting acquires poll, and requests to yield come with renewals",
           input
         ))
     ),
@@ -297,5 +319,9 @@ export const makeUnsafe = (store: Store): Wakeups => {
     Effect.forever
   )
 
-  return { subscribe, keep }
+  return {
+    subscribe,
+    yieldRequests: Effect.andThen(subscribe(anyWorkId), yieldRequests.subscribe),
+    keep
+  }
 }

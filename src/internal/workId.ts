@@ -24,9 +24,9 @@ export const faultOf = (id: string): InvalidWorkId["why"] | undefined => {
   if (id.length === 0) return "Empty"
   if (id.includes("\0")) return "ContainsNul"
   if (/\p{Surrogate}/u.test(id)) return "LoneSurrogate"
-  // No string has fewer UTF-8 bytes than UTF-16 units.
-  if (id.length > maxIdBytes || utf8Encoder.encode(id).byteLength > maxIdBytes) return "TooLong"
-  return undefined
+  // A UTF-16 unit is one to three UTF-8 bytes.
+  if (id.length > maxIdBytes) return "TooLong"
+  return 3 * id.length > maxIdBytes && utf8Encoder.encode(id).byteLength > maxIdBytes ? "TooLong" : undefined
 }
 
 /** Where a code unit of UTF-16 comes among others as UTF-8 orders them: surrogates come last. */

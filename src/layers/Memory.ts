@@ -36,7 +36,7 @@ import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as Backend from "../Backend.ts"
-import { Hints } from "../internal/hints.ts"
+import { Hints, YieldRequests } from "../internal/hints.ts"
 import { compareBytes } from "../internal/workId.ts"
 import { BackendError, TokenExhausted } from "../LeaseError.ts"
 
@@ -84,6 +84,7 @@ const make = Effect.gen(function*() {
   const clock = yield* Clock.Clock
   const rows = new Map<string, Row>()
   const hints = new Hints()
+  const yieldRequests = new YieldRequests()
   let highWaterMark = 0n
 
   const clockMicros = (): number => Number(clock.currentTimeNanosUnsafe() / 1000n)
@@ -262,6 +263,7 @@ const make = Effect.gen(function*() {
       const row = rows.get(workId)
       if (row === undefined || !isHeld(row, now)) return false
       row.yieldRequest = { deadline: Option.getOrUndefined(Option.map(deadline, (_) => now + micros(_))) }
+      yieldRequests.tell(workId)
       return true
     })
 
@@ -345,6 +347,7 @@ const make = Effect.gen(function*() {
     list,
     // The first hint comes at once: it may have become free before.
     wakeups: Option.some((workId) => hints.subscribe(workId, () => true, () => {})),
+    yieldRequests: Option.some(yieldRequests.subscribe),
     transaction: Option.none()
   })
 })

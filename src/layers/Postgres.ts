@@ -82,12 +82,14 @@ export interface Options {
   readonly table?: string | undefined
   /**
    * Whether a waiting acquire is told at once when a lease is released or
-   * forgotten, and a release here tells those who wait elsewhere. Without it,
-   * waiting acquires poll. Defaults to `true`.
+   * forgotten, and a holder when it is asked to yield; and whether what is done
+   * here tells others. Without it, waiting acquires poll, and requests to yield
+   * come with renewals. Defaults to `true`.
    *
-   * While something waits, it costs one connection of the client's pool, which
-   * must have three or more: one that is smaller polls, and only tells others.
-   * A client that is a single connection and no pool needs `false`.
+   * While something waits, or a lease is held that has been so for a second, it
+   * costs one connection of the client's pool, which must have three or more:
+   * one that is smaller is told nothing, and only tells others. A client that is
+   * a single connection and no pool needs `false`.
    */
   readonly wakeups?: boolean | undefined
 }
@@ -383,8 +385,8 @@ RETURNING ${update.returning}, k.isolation`
 }
 
 /**
- * The same for one row. To get ready for the other would take a lone operation
- * longer than what it does.
+ * The same for one row, without the isolation. To get ready for the other would
+ * take a lone operation longer than what it does.
  */
 const updateOne = (names: Names, update: LockedUpdate): string => {
   const item = itemOf(update.items)
@@ -394,7 +396,7 @@ WHERE l.ctid = (
   WHERE l.work_id = ${item("work_id")}${update.locks === undefined ? "" : ` AND ${update.locks(item)}`}
   FOR ${update.lock} OF l SKIP LOCKED
 ) AND ${update.matches(item)}${update.unexpired === true ? " AND l.expires_at > clock_timestamp()" : ""}
-RETURNING ${update.returning}, ${isolation}`
+RETURNING ${update.returning}`
 }
 
 const forOneOrMany = (names: Names, update: LockedUpdate) => ({
@@ -421,7 +423,7 @@ const priorAfter = (column: "exit" | "holder_id" | "fencing_token"): string =>
   `CASE l.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN l.prior_${column}
     ELSE ${column === "exit" ? "coalesce(l.exit, 'expired')" : `l.${column}`} END`
 
-const acquiredColumns = `l.work_id, l.fencing_token, ${epochMicros("l.expires_at")} AS expires_at, l.state_version,
+const acquiredColumns = `l.fencing_token, ${epochMicros("l.expires_at")} AS expires_at, l.state_version,
     l.state, l.terms_without_progress, l.prior_exit, l.prior_holder_id, l.prior_fencing_token`
 
 const acquireItems: Columns = [
@@ -443,13 +445,15 @@ const isFree = "(l.exit IS NOT NULL OR l.expires_at <= clock_timestamp())"
  */
 const acquiredAt = "statement_timestamp()"
 
+/** Whether row `l` knows nothing of this attempt. */
+const isNewAttempt = (item: Item): string =>
+  `l.attempt <> ${item("attempt")} AND l.prior_attempt IS DISTINCT FROM ${item("attempt")}`
+
 /** Locks only rows that it may take: a refused acquire writes nothing. What it has locked is as it was seen, so still free. */
 const take: LockedUpdate = {
   items: acquireItems,
   lock: "UPDATE",
-  locks: (item) =>
-    `${isFree} AND l.attempt <> ${item("attempt")} AND l.prior_attempt IS DISTINCT FROM ${item("attempt")}
-    AND ${countAfter} < ${item("quarantine_after")}`,
+  locks: (item) => `${isFree} AND ${isNewAttempt(item)} AND ${countAfter} < ${item("quarantine_after")}`,
   set: (item) => `
     holder_id = ${item("holder_id")},
     fencing_token = greatest(l.fencing_token + 1, ${epochMicros(acquiredAt)}),
@@ -467,7 +471,27 @@ const take: LockedUpdate = {
     yield_deadline = NULL,
     trace_context = NULL`,
   matches: () => `l.fencing_token < ${maxToken}`,
-  returning: acquiredColumns
+  returning: `l.work_id, ${acquiredColumns}`
+}
+
+/**
+ * What a lone acquire mostly comes to: the lease is free, or held. The rest, a
+ * work ID that is new among it, is not answered: to be ready for that, too,
+ * would take each acquire longer. Nothing was taken then, for the snapshot that
+ * finds a row to take has it to answer, too; and `acquireSql` decides all of it
+ * anew, whatever has happened in between.
+ */
+const takeOneSql = (names: Names): string => {
+  const item = itemOf(acquireItems)
+  const isHeld = `l.exit IS NULL AND l.expires_at > clock_timestamp() AND ${isNewAttempt(item)}`
+  const ifHeld = (value: string) => `CASE WHEN a.fencing_token IS NULL THEN ${value} END`
+  return `WITH taken AS (
+${updateOne(names, { ...take, returning: acquiredColumns })}
+)
+SELECT l.work_id, a.*, ${ifHeld("l.holder_id")} AS held_by,
+  ${ifHeld(epochMicros("l.expires_at - clock_timestamp()"))} AS remaining
+FROM ${names.leases} l LEFT JOIN taken a ON true
+WHERE l.work_id = ${item("work_id")} AND (a.fencing_token IS NOT NULL OR (${isHeld}))`
 }
 
 /**
@@ -478,18 +502,18 @@ const take: LockedUpdate = {
  * Nowhere are two lists of a batch joined: a planner that knows their lengths
  * as little as this one compares each with each.
  */
-const acquireSql = (names: Names, input: string, taken: string, isRest: string): string =>
+const acquireSql = (names: Names): string =>
   `WITH taken AS (
-${taken}
+${updateMany(names, take)}
 ), inserted AS (
   INSERT INTO ${names.leases} AS l (work_id, holder_id, fencing_token, attempt, acquired_at, expires_at)
   SELECT i.work_id, i.holder_id, greatest(m.fencing_token + 1, ${epochMicros(acquiredAt)}), i.attempt, ${acquiredAt},
     ${acquiredAt} + ${interval("i.ttl")}
-  FROM (${input}) i CROSS JOIN (${highestToken(names)}) m
+  FROM (${manyItems(acquireItems)}) i CROSS JOIN (${highestToken(names)}) m
   WHERE m.fencing_token < ${maxToken} AND NOT EXISTS (SELECT FROM ${names.leases} l WHERE l.work_id = i.work_id)
   ORDER BY i.work_id
   ON CONFLICT (work_id) DO NOTHING
-  RETURNING ${acquiredColumns}, ${isolation}
+  RETURNING l.work_id, ${acquiredColumns}, ${isolation}
 )
 SELECT 'Acquired' AS reply, NULL::text AS held_by, NULL::bigint AS remaining, a.* FROM taken a
 UNION ALL
@@ -517,28 +541,10 @@ SELECT
       .map((column) => `CASE WHEN l.attempt = i.attempt THEN l.prior_${column} ELSE ${priorAfter(column)} END`)
       .join(",\n  ")
   }, ${isolation}
-FROM (${input}) i
+FROM (${manyItems(acquireItems)}) i
   CROSS JOIN (SELECT clock_timestamp() AS now) c
   LEFT JOIN ${names.leases} l ON l.work_id = i.work_id
-WHERE ${isRest}`
-
-const acquireOneSql = (names: Names): string => {
-  const item = itemOf(acquireItems)
-  return acquireSql(
-    names,
-    `SELECT ${acquireItems.map(([name]) => `${item(name)} AS ${name}`).join(", ")}`,
-    updateOne(names, take),
-    "NOT EXISTS (SELECT FROM taken) AND NOT EXISTS (SELECT FROM inserted)"
-  )
-}
-
-const acquireManySql = (names: Names): string =>
-  acquireSql(
-    names,
-    manyItems(acquireItems),
-    updateMany(names, take),
-    "i.work_id NOT IN (SELECT a.work_id FROM taken a UNION ALL SELECT a.work_id FROM inserted a)"
-  )
+WHERE i.work_id NOT IN (SELECT a.work_id FROM taken a UNION ALL SELECT a.work_id FROM inserted a)`
 
 const highestToken = (names: Names): string =>
   `SELECT coalesce(max(fencing_token), 0) AS fencing_token FROM ${names.highWaterMark}`
@@ -683,14 +689,16 @@ ${extendReplies(names, skipLocked)}`
  * What an update that sets rows `l` free returns: it tells one of those who
  * wait, once it is committed; if that one has died, the others look again by
  * themselves. A notification, which all commits queue up for, is sent only
- * where somebody waits. Otherwise each row costs one look into an index.
+ * where somebody waits. Otherwise each row costs one look into an index. To be
+ * ready for one costs less where it does not depend on the row: where the work
+ * ID is a parameter.
  */
-const notified = (names: Names, notifies: boolean): string =>
+const notified = (names: Names, notifies: boolean, workId = "l.work_id"): string =>
   notifies
     ? `(
-    SELECT pg_notify('${channelPrefix}' || w.subscriber, l.work_id)::text FROM (
-      SELECT w.subscriber FROM ${names.waiters} w
-      WHERE w.work_id = l.work_id AND w.expires_at > l.expires_at
+    SELECT pg_notify('${channelPrefix}' || w.subscriber, '${Wakeups.freed}' || w.work_id) FROM (
+      SELECT w.work_id, w.subscriber FROM ${names.waiters} w
+      WHERE w.work_id = ${workId} AND w.expires_at > clock_timestamp()
       ORDER BY random()
       LIMIT 1
     ) w
@@ -742,9 +750,11 @@ const plainRelease = (notified: string): LockedUpdate => ({
 const plainReleaseSql = (names: Names, notifies: boolean) => {
   const each = notified(names, notifies)
   // For a batch one look first, whether anybody waits for anything.
-  const isWaitedFor = `EXISTS (SELECT FROM ${names.waiters} w WHERE w.expires_at > clock_timestamp())`
+  const isWaitedFor = `EXISTS (
+    SELECT FROM ${names.waiters} w WHERE w.work_id <> '${Wakeups.anyWorkId}' AND w.expires_at > clock_timestamp()
+  )`
   return {
-    one: updateOne(names, plainRelease(each)),
+    one: updateOne(names, plainRelease(notified(names, notifies, itemOf(releaseItems)("work_id")))),
     many: updateMany(names, plainRelease(notifies ? `CASE WHEN ${isWaitedFor} THEN ${each} END` : each))
   }
 }
@@ -807,12 +817,21 @@ const forgetSql = (names: Names, notifies: boolean): string =>
 )
 ${replies(names, "SELECT k.work_id, CASE WHEN k.is_current THEN 'Done' ELSE 'Fenced' END AS reply FROM locked k", "")}`
 
-const requestYieldSql = (names: Names): string =>
+/** The process of the holder is not known: all are told that hold anything. */
+const requestYieldSql = (names: Names, notifies: boolean): string =>
   `UPDATE ${names.leases} l SET
   yield_requested = true,
   yield_deadline = clock_timestamp() + ${interval("$2::bigint")}
 WHERE l.work_id = $1::text AND l.exit IS NULL AND l.expires_at > clock_timestamp()
-RETURNING 1 AS asked, ${isolation}`
+RETURNING 1 AS asked, ${isolation}, ${
+    notifies
+      ? `(
+    SELECT count(pg_notify('${channelPrefix}' || w.subscriber, '${Wakeups.asked}' || l.work_id)::text)
+    FROM ${names.waiters} w
+    WHERE w.work_id = '${Wakeups.anyWorkId}' AND w.expires_at > clock_timestamp()
+  )`
+      : "NULL"
+  } AS notified`
 
 /** It waits for the row, which may expire meanwhile. What is lifted already is not written. */
 const liftSql = (names: Names): string =>
@@ -859,7 +878,7 @@ const passOnSql = (names: Names): string =>
 ), deleted AS (
   DELETE FROM ${names.waiters} w USING input i WHERE w.work_id = i.work_id AND w.subscriber = $2::text
 )
-SELECT pg_notify('${channelPrefix}' || w.subscriber, i.work_id)::text AS notified, ${isolation}
+SELECT pg_notify('${channelPrefix}' || w.subscriber, '${Wakeups.freed}' || i.work_id)::text AS notified, ${isolation}
 FROM input i CROSS JOIN LATERAL (
   SELECT w.subscriber FROM ${names.waiters} w
   WHERE w.work_id = i.work_id AND w.subscriber <> $2::text AND w.expires_at > clock_timestamp()
@@ -985,7 +1004,8 @@ interface ItemRow {
 }
 
 interface AcquireRow extends ItemRow {
-  readonly reply: "Acquired" | "Held" | "Contended" | "AttemptEnded" | "Quarantined" | "Exhausted"
+  /** Missing where it is plain: held by somebody, or acquired. */
+  readonly reply?: "Acquired" | "Held" | "Contended" | "AttemptEnded" | "Quarantined" | "Exhausted"
   readonly held_by: string | null
   readonly remaining: Integer | null
   readonly fencing_token: Integer | null
@@ -1045,7 +1065,8 @@ const makeStorage = (
   const sql = client.withoutTransforms()
 
   const text = {
-    acquire: { one: acquireOneSql(names), many: acquireManySql(names) },
+    takeOne: takeOneSql(names),
+    acquire: acquireSql(names),
     plainRenew: forOneOrMany(names, plainRenew),
     renew: renewSql(names),
     plainCheckpoint: forOneOrMany(names, plainCheckpoint),
@@ -1058,7 +1079,7 @@ const makeStorage = (
     register: registerSql(names),
     passOn: passOnSql(names),
     unregister: unregisterSql(names),
-    requestYield: requestYieldSql(names),
+    requestYield: requestYieldSql(names, notifies),
     lift: liftSql(names),
     sweep: sweepSql(names),
     inspect: inspectSql(names),
@@ -1068,8 +1089,8 @@ const makeStorage = (
     sequence: sequenceSql(names)
   }
 
-  // Until a statement shows that the default is another level, each runs by itself.
-  let isReadCommitted = true
+  // Known from the first answer. While the default is no other level, each statement runs by itself.
+  let isReadCommitted: boolean | undefined
 
   /** Runs a statement at read committed, outside of any transaction that the caller has open. */
   const run = <Row extends object>(
@@ -1077,7 +1098,7 @@ const makeStorage = (
     text: string,
     parameters: ReadonlyArray<unknown>
   ): Effect.Effect<ReadonlyArray<Row>, BackendError> => {
-    const statement = sql.unsafe<Row & { readonly isolation?: string }>(text, parameters)
+    const statement = sql.unsafe<Row & { readonly isolation?: string | null }>(text, parameters)
     const alone = Effect.suspend(() =>
       transactionOf(
         sql,
@@ -1085,11 +1106,11 @@ const makeStorage = (
       )
     )
     const attempt: Effect.Effect<ReadonlyArray<Row>, SqlError.SqlError> = Effect.suspend(() => {
-      if (!isReadCommitted) return alone
+      if (isReadCommitted === false) return alone
       return Effect.tap(statement, ([row]) =>
         Effect.sync(() => {
           // What has succeeded at a stricter level holds; only, the next may not succeed.
-          if (typeof row?.isolation === "string") isReadCommitted = false
+          if (row?.isolation !== undefined) isReadCommitted = row.isolation === null
         })).pipe(
           // Impossible at read committed, and surely not applied.
           Effect.catchIf((error) => codeOf(error) === "40001", () =>
@@ -1106,7 +1127,11 @@ const makeStorage = (
   }
 
   const outside = <A, E>(effect: Effect.Effect<A, E>): Effect.Effect<A, E> =>
-    Effect.updateContext(effect, (context: Context.Context<never>) => Context.omit(sql.transactionService)(context))
+    Effect.updateContext(effect, (context: Context.Context<never>) =>
+      // Mostly there is none, and a context that stays the same costs nothing.
+      Option.isNone(Context.getOption(context, sql.transactionService))
+        ? context
+        : Context.omit(sql.transactionService)(context))
 
   const openTransaction = Effect.serviceOption(sql.transactionService)
 
@@ -1116,15 +1141,16 @@ const makeStorage = (
     text: { readonly one: string; readonly many: string },
     parameters: ReadonlyArray<ReadonlyArray<unknown>>
   ): Effect.Effect<ReadonlyArray<Row>, BackendError> =>
-    // At a stricter level the one for many, which bounds how long it holds even what it only locks.
-    parameters[0].length === 1 && isReadCommitted
+    // Until the level is known the one for many, which tells it; and at a stricter one, for it bounds how long it holds
+    // even what it only locks.
+    parameters[0].length === 1 && isReadCommitted === true
       ? run(operation, text.one, parameters.map((list) => list[0]))
       : run(operation, text.many, parameters)
 
   /**
    * Runs a batch: one statement does what is plain, in fewer steps than one that
    * has to decide; what it has not done (locked, refused, sent again, asked to
-   * leave) a second one decides, and does.
+   * leave, new) a second one decides, and does.
    */
   const runPlainFirst = <Request extends { readonly workId: string }, Row extends ItemRow, Reply>(
     operation: string,
@@ -1154,16 +1180,21 @@ const makeStorage = (
     })
 
   const acquire: Backend.Backend["Service"]["acquire"] = (requests) =>
-    Effect.map(
-      runBatch<AcquireRow>("acquire", text.acquire, [
+    runPlainFirst(
+      "acquire",
+      { one: text.takeOne, many: text.acquire },
+      text.acquire,
+      requests,
+      (requests) => [
         requests.map((_) => _.workId),
         requests.map((_) => _.holderId),
         requests.map((_) => _.attempt),
         requests.map((_) => micros(_.ttl)),
         requests.map((_) => Option.match(_.quarantineAfter, { onNone: () => neverQuarantined, onSome: BigInt }))
-      ]),
-      inOrderOf(requests, (row): Backend.AcquireReply | BackendError => {
-        switch (row.reply) {
+      ],
+      (row: AcquireRow): Backend.AcquireReply | BackendError => {
+        const reply = row.reply ?? (row.held_by === null ? "Acquired" : "Held")
+        switch (reply) {
           case "Acquired":
             return {
               _tag: "Acquired",
@@ -1180,7 +1211,7 @@ const makeStorage = (
               }
             }
           case "Held":
-            return { _tag: "Held", holderId: row.held_by!, remaining: Duration.micros(BigInt(row.remaining!)) }
+            return { _tag: "Held", holderId: row.held_by!, remaining: durationOf(row.remaining!) }
           case "Quarantined":
             return {
               _tag: "Quarantined",
@@ -1191,9 +1222,9 @@ const makeStorage = (
           case "Exhausted":
             return new BackendError({ operation: "acquire", outcome: "rejected", reason: new TokenExhausted({}) })
           default:
-            return { _tag: row.reply }
+            return { _tag: reply }
         }
-      })
+      }
     )
 
   const renew: Backend.Backend["Service"]["renew"] = (requests) =>
@@ -1377,6 +1408,7 @@ const makeStorage = (
     inspect,
     list,
     wakeups: Option.map(Option.fromUndefinedOr(wakeups), ({ subscribe }) => subscribe),
+    yieldRequests: Option.map(Option.fromUndefinedOr(wakeups), ({ yieldRequests }) => yieldRequests),
     transaction: Option.some({
       isOpen: Effect.map(openTransaction, Option.isSome),
       afterCommit,
@@ -1668,6 +1700,9 @@ const termParameters = (terms: ReadonlyArray<Backend.Term>) => [
 
 const toMillis = (micros: Integer): number => Number(micros) / 1000
 
+/** It may be over by now. */
+const durationOf = (micros: Integer): Duration.Duration => Duration.micros(BigInt(Math.max(0, Number(micros))))
+
 const storedOf = (version: number | null, state: Uint8Array | null): Option.Option<Backend.Stored> =>
   version === null || state === null
     ? Option.none()
@@ -1697,7 +1732,7 @@ const extendReply = (row: ExtendRow): Backend.ExtendReply =>
     yieldRequest: row.yield_requested !== true ? Option.none() : Option.some({
       remaining: row.yield_remaining === null || row.yield_remaining === undefined
         ? Option.none()
-        : Option.some(Duration.micros(BigInt(Math.max(0, Number(row.yield_remaining)))))
+        : Option.some(durationOf(row.yield_remaining))
     })
   }
 

@@ -91,9 +91,10 @@ export interface Options {
   readonly allowEviction?: boolean | undefined
   /**
    * Whether a waiting acquire is told at once when a lease is released or
-   * forgotten, and a release here tells those who wait elsewhere. It costs one
-   * more connection while something waits. Without it, waiting acquires poll.
-   * Defaults to `true`.
+   * forgotten, and a holder when it is asked to yield. It costs one more
+   * connection while something waits, or a lease is held that has been so for a
+   * second. Without it, waiting acquires poll, and requests to yield come with
+   * renewals. Defaults to `true`.
    */
   readonly wakeups?: boolean | undefined
 }
@@ -383,7 +384,7 @@ local function wake(waiting, workId)
   local channels = redis.pcall('ZRANGEBYSCORE', waiting, '(' .. text(now), '+inf', 'LIMIT', 0, 100)
   if channels.err then return end
   for i = 1, math.min(#channels, 5) do
-    local heard = redis.pcall('PUBLISH', channels[(now + i) % #channels + 1], workId)
+    local heard = redis.pcall('PUBLISH', channels[(now + i) % #channels + 1], '${Wakeups.freed}' .. workId)
     if type(heard) == 'number' and heard > 0 then return end
   end
 end
@@ -445,7 +446,7 @@ const acquireScript = scriptOf(batchOf({
   keys: 2,
   item: `
   local key, mark = KEYS[keys + 1], KEYS[keys + 2]
-  local holder, attempt, ttl, quarantineAfter = item[1], item[2], item[3], tonumber(item[4])
+  local holder, attempt, ttl, quarantineAfter, channel = item[1], item[2], item[3], tonumber(item[4]), item[5]
   local row = load(key)
   local exit, priorHolder, priorToken, terms = '', '', '', 0
   local previous
@@ -472,7 +473,8 @@ const acquireScript = scriptOf(batchOf({
   local version, state = stored(key)
   redis.call('HSET', key, 'holder', holder, 'token', token, 'attempt', attempt, 'expires', expires, 'exit', '',
     'sequence', '0', 'version', version, 'state', state, 'terms', text(terms), 'priorExit', exit,
-    'priorHolder', priorHolder, 'priorToken', priorToken, 'priorAttempt', row and row.attempt or '', 'yield', '')
+    'priorHolder', priorHolder, 'priorToken', priorToken, 'priorAttempt', row and row.attempt or '', 'yield', '',
+    'channel', channel)
   return {'Acquired', token, expires, exit, priorHolder, priorToken, text(terms), version, state}`
 }))
 
@@ -572,10 +574,13 @@ const requestYieldScript = scriptOf(batchOf({
   keys: 1,
   flags: "allow-oom",
   item: `
-  local key, deadline = KEYS[keys + 1], item[1]
+  local key, deadline, workId = KEYS[keys + 1], item[1], item[2]
   local row = load(key)
   if not row or not isHeld(row) then return {'Free'} end
   redis.call('HSET', key, 'yield', deadline == '' and 'any' or text(now + tonumber(deadline)))
+  -- That of the process which holds it. Where that does not listen, nobody hears it.
+  local channel = redis.call('HGET', key, 'channel')
+  if channel and channel ~= '' then redis.pcall('PUBLISH', channel, '${Wakeups.asked}' .. workId) end
   return {'Done'}`
 }))
 
@@ -914,6 +919,9 @@ const make = Effect.fnUntraced(function*(options: Options) {
       ([reply]) => reply instanceof BackendError ? Effect.fail(reply) : Effect.succeed(reply)
     )
 
+  const isTold = options.wakeups !== false
+  const channel = `${prefix}:wakeups:${SecureRandom.uuidV4Unsafe()}`
+
   const termArgs = ({ fencingToken, holderId }: Backend.Term) => [holderId, String(fencingToken)]
 
   const acquire = batch<Backend.AcquireRequest, Backend.AcquireReply>(
@@ -924,7 +932,8 @@ const make = Effect.fnUntraced(function*(options: Options) {
       holderId,
       attempt,
       micros(ttl),
-      Option.match(quarantineAfter, { onNone: () => "", onSome: String })
+      Option.match(quarantineAfter, { onNone: () => "", onSome: String }),
+      isTold ? channel : ""
     ],
     (reply) => {
       switch (reply[0]) {
@@ -1020,7 +1029,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
     "requestYield",
     requestYieldScript,
     ({ workId }) => [keyOf(workId)],
-    ({ deadline }) => [Option.match(deadline, { onNone: () => "", onSome: micros })],
+    ({ deadline, workId }) => [Option.match(deadline, { onNone: () => "", onSome: micros }), workId],
     (reply) => reply[0] === "Done"
   )
 
@@ -1188,8 +1197,6 @@ const make = Effect.fnUntraced(function*(options: Options) {
   // wake-ups
   // ---------------------------------------------------------------------------
 
-  const channel = `${prefix}:wakeups:${SecureRandom.uuidV4Unsafe()}`
-
   /** On a connection that does not answer, a client that subscribes cannot be interrupted: it is left behind then. */
   const subscription = Effect.acquireRelease(
     Effect.gen(function*() {
@@ -1217,11 +1224,13 @@ const make = Effect.fnUntraced(function*(options: Options) {
     return queue
   })
 
+  /** Requests to yield need no registration: a record says where its holder listens. */
   const eachWaiting = (
     operation: string,
     script: Script,
-    workIds: ReadonlyArray<string>,
-    argsOf: (workId: string) => Array<string>
+    all: ReadonlyArray<string>,
+    argsOf: (workId: string) => Array<string>,
+    workIds = all.filter((workId) => workId !== Wakeups.anyWorkId)
   ): Effect.Effect<unknown, BackendError> =>
     workIds.length === 0 ? Effect.void : Wakeups.inTime(
       operation,
@@ -1241,7 +1250,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
       )
     )
 
-  const wakeups = options.wakeups === false ? undefined : Wakeups.makeUnsafe({
+  const wakeups = !isTold ? undefined : Wakeups.makeUnsafe({
     listen,
     register: (workIds) =>
       eachWaiting("register", registerScript, workIds, () => [channel, micros(Wakeups.registrationTtl)]),
@@ -1271,6 +1280,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
     inspect: ({ states, workIds }) => recordsOf("inspect", workIds, states),
     list,
     wakeups: Option.map(Option.fromUndefinedOr(wakeups), ({ subscribe }) => subscribe),
+    yieldRequests: Option.map(Option.fromUndefinedOr(wakeups), ({ yieldRequests }) => yieldRequests),
     transaction: Option.none()
   })
 

@@ -442,6 +442,28 @@ describe("Postgres under contention", () => {
       )
     }))
 
+  it.live("nor do contenders, where that becomes the default only once their processes know another", () =>
+    Effect.gen(function*() {
+      const { url } = yield* freshDatabase()
+      const acquired = yield* inProcesses(url, 4, { maxConnections: 1 }, () =>
+        Effect.gen(function*() {
+          const sql = yield* SqlClient.SqlClient
+          const take = Lease.acquire("a").pipe(
+            Effect.flatMap(({ token }) => Effect.as(Lease.release(token, "finished"), 1)),
+            Effect.catchTag("LeaseHeld", () => Effect.succeed(0))
+          )
+          yield* take
+          yield* sql.unsafe("SET default_transaction_isolation = 'serializable'")
+          const counts = yield* Effect.forEach(repeated(200), () => take)
+          assert.deepStrictEqual(
+            yield* sql.unsafe("SHOW default_transaction_isolation"),
+            [{ default_transaction_isolation: "serializable" }]
+          )
+          return counts.filter((count) => count === 1).length
+        }))
+      assert.isAbove(Math.max(...acquired), 0)
+    }))
+
   describe("connections", () => {
     it.live("50 held leases renew through a pool of 2, for five times their ttl, and hold no connection meanwhile", () =>
       Effect.gen(function*() {

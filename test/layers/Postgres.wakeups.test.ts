@@ -123,7 +123,9 @@ const listenIn = Effect.fnUntraced(function*(url: string) {
       while (true) {
         const { payload } = yield* Queue.take(queue)
         if (payload === end) return payloads
-        payloads.push(payload)
+        // What has become free.
+        assert.match(payload, /^f/)
+        payloads.push(payload.slice(1))
       }
     })
   }
@@ -755,6 +757,162 @@ describe("Wake-ups on PostgreSQL", () => {
         yield* Sessions.eventually("it is told", Effect.sync(() => hints.count() > again))
       }))
   })
+})
+
+describe("Requests to yield on PostgreSQL", () => {
+  /** Renewed so seldom that whoever hears sooner was told. */
+  const seldomRenewed = { ttl: "40 seconds", renewEvery: "25 seconds" } as const
+
+  /** A lease that is kept, and another process that asks for it. */
+  const held = Effect.fnUntraced(function*(
+    url: string,
+    options?: Sessions.ProcessOptions,
+    others?: Sessions.ProcessOptions
+  ) {
+    const a = yield* start(url, { ...seldomRenewed, ...options })
+    const b = yield* start(url, others)
+    const scope = yield* Scope.fork(yield* Effect.scope)
+    const lease = yield* Effect.provide(Scope.provide(Lease.hold("job"), scope), a)
+    return {
+      lease,
+      context: a,
+      end: Scope.close(scope, Exit.void),
+      ask: Effect.map(Effect.provide(Lease.requestYield("job"), b), (asked) => assert.isTrue(asked))
+    }
+  })
+
+  const listens = Effect.fnUntraced(function*(sql: SqlClient.SqlClient) {
+    yield* Sessions.eventually(
+      "the holder has registered",
+      Effect.map(waiters(sql), (workIds) => workIds.length === 1 && workIds[0] === "")
+    )
+    assert.lengthOf(yield* listeners(sql), 1)
+  })
+
+  const told = (
+    { awaitYieldRequest }: Lease.Any,
+    ask: Effect.Effect<unknown, unknown>
+  ) =>
+    Effect.gen(function*() {
+      const askedAt = performance.now()
+      yield* ask
+      yield* Effect.timeout(awaitYieldRequest, "10 seconds")
+      assert.isBelow(performance.now() - askedAt, soon)
+    })
+
+  for (const serializable of [false, true]) {
+    it.live(`reach a holder at once${serializable ? ", where transactions are serializable by default" : ""}`, () =>
+      Effect.gen(function*() {
+        const { url } = yield* freshDatabase({ serializable })
+        const sql = yield* Sessions.session(url)
+        const { ask, context, end, lease } = yield* held(url)
+        assert.deepStrictEqual(yield* listeners(sql), [])
+        yield* listens(sql)
+        yield* told(lease, ask)
+        // Over the same connection as the wake-ups.
+        const hints = yield* Effect.scoped(Effect.gen(function*() {
+          const hints = yield* waitingFor(context, "other")
+          assert.lengthOf(yield* listeners(sql), 1)
+          yield* passOn(context, "other")
+          yield* Sessions.eventually("it is told", Effect.sync(() => hints.count() === 2))
+          return hints
+        }))
+        assert.strictEqual(hints.count(), 2)
+        yield* end
+        yield* Sessions.eventually("nothing is registered", Effect.map(waiters(sql), (_) => _.length === 0))
+        yield* Sessions.eventually("and nothing listens", Effect.map(listeners(sql), (_) => _.length === 0))
+      }))
+  }
+
+  it.live("cost nothing while leases are short", () =>
+    Effect.gen(function*() {
+      const { url } = yield* freshDatabase()
+      const proxy = yield* TcpProxy.make(url)
+      const context = yield* start(proxy.url(url))
+      const before = yield* sent(proxy, "_waiters")
+      for (let i = 0; i < 8; i++) {
+        yield* Sessions.pause(400).pipe(Lease.withLease(`job ${i}`), Effect.provide(context))
+      }
+      assert.strictEqual(yield* sent(proxy, "LISTEN"), 0)
+      assert.strictEqual(yield* sent(proxy, "INSERT INTO \"public\".\"worklease_waiters\""), 0)
+      // Each ending looks whether anybody waits.
+      assert.isAtMost((yield* sent(proxy, "_waiters")) - before, 8)
+    }))
+
+  it.live("cost one connection, however many leases, and one notification for each process that listens", () =>
+    Effect.gen(function*() {
+      const { url } = yield* freshDatabase()
+      const sql = yield* Sessions.session(url)
+      const a = yield* start(url, seldomRenewed)
+      const b = yield* start(url)
+      const leases = yield* Effect.forEach(
+        Array.from({ length: 300 }, (_, i) => `job ${i}`),
+        (workId) => Effect.provide(Lease.hold(workId), a),
+        { concurrency: "unbounded" }
+      )
+      yield* listens(sql)
+      const { register, told } = yield* listenIn(url)
+      yield* register("job 7")
+      yield* Effect.provide(Lease.requestYield("job 7"), b)
+      // Who waits for it does not learn of it.
+      assert.deepStrictEqual(yield* told, [])
+      yield* Effect.timeout(leases[7].awaitYieldRequest, "10 seconds")
+      const asked = yield* Effect.forEach(leases, (lease) => lease.yieldRequested)
+      assert.deepStrictEqual(asked.flatMap((asked, i) => asked ? [i] : []), [7])
+      // All at once, too.
+      yield* Effect.forEach(leases, ({ workId }) => Effect.provide(Lease.requestYield(workId), b), { concurrency: 50 })
+      yield* Effect.timeout(Effect.forEach(leases, (lease) => lease.awaitYieldRequest), "10 seconds")
+      // That of the test is another.
+      assert.lengthOf(yield* listeners(sql), 2)
+    }))
+
+  it.live("reach a holder whose connection was terminated, once it listens again", () =>
+    Effect.gen(function*() {
+      const { url } = yield* freshDatabase()
+      const sql = yield* Sessions.session(url)
+      const { ask, lease } = yield* held(url)
+      yield* listens(sql)
+      const [pid] = yield* listeners(sql)
+      yield* sql.unsafe("SELECT pg_terminate_backend($1)", [pid])
+      yield* Sessions.eventually(
+        "another connection listens",
+        Effect.map(listeners(sql), (pids) => pids.length === 1 && pids[0] !== pid)
+      )
+      yield* told(lease, ask)
+    }))
+
+  const deaf: Record<string, Sessions.ProcessOptions> = {
+    "`wakeups: false`": { wakeups: false },
+    "a pool of two": { maxConnections: 2 }
+  }
+  for (const [what, options] of Object.entries(deaf)) {
+    it.live(`come with the next renewal to a holder with ${what}, which listens to nothing`, () =>
+      Effect.gen(function*() {
+        const { url } = yield* freshDatabase()
+        const sql = yield* Sessions.session(url)
+        const { ask, context, lease } = yield* held(url, { ttl: "9 seconds", renewEvery: "4 seconds", ...options })
+        assert.isTrue(Option.isNone(storage(context).yieldRequests))
+        yield* Sessions.pause(1_500)
+        yield* ask
+        yield* Sessions.pause(1_000)
+        assert.isFalse(yield* lease.yieldRequested)
+        assert.deepStrictEqual(yield* listeners(sql), [])
+        assert.deepStrictEqual(yield* waiters(sql), [])
+        yield* Effect.timeout(lease.awaitYieldRequest, "5 seconds")
+      }))
+  }
+
+  it.live("come with the next renewal where who asks has `wakeups: false`, and tells nobody", () =>
+    Effect.gen(function*() {
+      const { url } = yield* freshDatabase()
+      const sql = yield* Sessions.session(url)
+      const { ask, lease } = yield* held(url, { ttl: "9 seconds", renewEvery: "4 seconds" }, { wakeups: false })
+      yield* listens(sql)
+      yield* ask
+      yield* Sessions.pause(1_000)
+      assert.isFalse(yield* lease.yieldRequested)
+      yield* Effect.timeout(lease.awaitYieldRequest, "5 seconds")
+    }))
 })
 
 describe("Wake-ups on PGlite", () => {

@@ -587,6 +587,39 @@ describe.runIf(isTested)("Redis", () => {
       30_000
     )
 
+    for (const wakeups of [true, false]) {
+      it.live(
+        wakeups
+          ? "a holder that is asked to yield is told at once, and listens only while it has something to be asked for"
+          : "without them, it hears of it with its next renewal, and listens to nothing",
+        () =>
+          Effect.gen(function*() {
+            const server = yield* RedisServer.start()
+            const start = (holderId: string) =>
+              Layer.build(
+                Lease.layerWith({ holderId, ttl: "20 seconds", renewEvery: "7 seconds" }).pipe(
+                  Layer.provide(Redis.layerWith({ wakeups })),
+                  Layer.provide(clientOf(server.url))
+                )
+              )
+            const [a, b] = [yield* start("a"), yield* start("b")]
+            yield* Effect.scoped(Effect.gen(function*() {
+              const lease = yield* Effect.provide(Lease.hold("job"), a)
+              assert.strictEqual(yield* subscribers(server), 0)
+              if (wakeups) yield* eventually("it listens", Effect.map(subscribers(server), (_) => _ === 1))
+              else yield* Effect.sleep("1500 millis")
+              assert.isTrue(yield* Effect.provide(Lease.requestYield("job"), b))
+              const told = yield* Effect.timeoutOption(lease.awaitYieldRequest, "3 seconds")
+              assert.strictEqual(Option.isSome(told), wakeups)
+              assert.strictEqual(yield* subscribers(server), wakeups ? 1 : 0)
+              yield* Effect.timeout(lease.awaitYieldRequest, "5 seconds")
+            }))
+            yield* eventually("nothing is held, so nothing listens", Effect.map(subscribers(server), (_) => _ === 0))
+          }),
+        30_000
+      )
+    }
+
     it.live("a subscriber whose connection was killed listens again", () =>
       Effect.gen(function*() {
         const server = yield* RedisServer.start()
@@ -961,6 +994,19 @@ describe.runIf(isTested)("Redis Cluster", () => {
           const waiting = yield* Effect.forkScoped(wakeup, { startImmediately: true })
           assert.deepStrictEqual(yield* release(terms[3]), [{ _tag: "Done" }])
           yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
+
+          // Whatever node has the record, and on whichever it listens.
+          const asked = yield* Option.getOrThrow(backend.yieldRequests)
+          const lasting = Array.from({ length: 20 }, (_, i) => `lasting-${i}`)
+          yield* backend.acquire(lasting.map((workId) => acquireRequest(workId)) as any)
+          const heard = new Set<string>()
+          yield* Effect.forkScoped(Effect.forever(Effect.map(asked, (workId) => heard.add(workId))), {
+            startImmediately: true
+          })
+          for (const workId of lasting) {
+            assert.isTrue(yield* backend.requestYield({ workId, deadline: Option.none() }))
+          }
+          yield* eventually("all are heard", Effect.sync(() => heard.size === lasting.length))
 
           for (const term of terms.slice(0, 50)) yield* backend.forget(term)
           for (const node of nodes) {

@@ -16,7 +16,7 @@ import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import * as TestClock from "effect/testing/TestClock"
-import type * as Backend from "../../Backend.ts"
+import * as Backend from "../../Backend.ts"
 import * as Checkpoint from "../../Checkpoint.ts"
 import * as Lease from "../../Lease.ts"
 import * as Renewal from "../../Renewal.ts"
@@ -35,7 +35,7 @@ import {
   take,
   textOf
 } from "./operations.ts"
-import { assertNear, eventually, isOver, meanwhile, passRenewal, passTtls, type Rules, Store } from "./rules.ts"
+import { assertNear, eventually, isOver, meanwhile, pass, passRenewal, passTtls, type Rules, Store } from "./rules.ts"
 
 const Progress = Work.make("contract", Checkpoint.make(Schema.Struct({ at: Schema.Int })))
 
@@ -610,6 +610,28 @@ export const handovers = ({ rule }: Rules) => {
     assert.strictEqual(seen(yield* Fiber.join(running)), "Yielded")
     assert.isTrue(yield* lease.yieldRequested)
   })
+
+  rule(
+    "the request reaches it at once where the backend gives hints, and it has held the lease for a second",
+    function*() {
+      const { yieldRequests } = yield* Backend.Backend
+      if (Option.isNone(yieldRequests)) return
+      const b = yield* processOf("b")
+      const id = yield* freshWork
+      const { goOn, running } = yield* start(
+        id,
+        (lease) => Effect.andThen(lease.awaitYieldRequest, lease.handOff({ at: 1 }))
+      )
+      yield* goOn
+      yield* pass("1 seconds")
+      // What is asked before the subscription stands comes with a renewal. None is due as long as the clock stands still.
+      yield* eventually(
+        "the work has ended",
+        Effect.as(b(Lease.requestYield(id)), false).pipe(Effect.map(() => isOver(running)))
+      )
+      assert.strictEqual(seen(yield* Fiber.join(running)), "Yielded")
+    }
+  )
 
   rule("work that yields at handOff only goes on at its checkpoints", function*() {
     const b = yield* processOf("b")

@@ -1313,6 +1313,18 @@ export const yieldRequests = ({ rule }: Rules) => {
     }
   })
 
+  rule("are told to who subscribes, where there are hints, of whatever work ID", function*() {
+    const { yieldRequests } = yield* Backend.Backend
+    if (Option.isNone(yieldRequests)) return
+    const next = yield* yieldRequests.value
+    for (const workId of [yield* freshId, `${yield* freshId} é%{}"'\\`, "𝕏".repeat(128)]) {
+      const a = yield* take(workId, "a")
+      const told = yield* Effect.forkScoped(Effect.repeat(next, { until: (told) => told === workId }))
+      yield* eventually("it is told", Effect.map(requestYield(workId), () => isOver(told)))
+      yield* answers("Done", release(a, "finished"))
+    }
+  })
+
   rule("extend no lease", function*() {
     const a = yield* take(yield* freshId, "a")
     yield* passTtls(0.5)
