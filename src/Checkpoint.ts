@@ -184,6 +184,16 @@ export const upgrade: {
 // internal
 // -----------------------------------------------------------------------------
 
+class StoredState implements Stored {
+  readonly version: number
+  readonly bytes: Uint8Array
+
+  constructor(version: number, bytes: Uint8Array) {
+    this.version = version
+    this.bytes = bytes
+  }
+}
+
 interface Codec<S, RD, RE> {
   readonly decode: (workId: string, stored: Stored) => Effect.Effect<S, CheckpointDecodeError, RD>
   readonly encode: (workId: string, state: S) => Effect.Effect<Uint8Array, CheckpointEncodeError, RE>
@@ -210,13 +220,16 @@ const json = <S extends Schema.Constraint>(
       )
     },
     encode: (workId, state) =>
-      Effect.flatMap(
-        Effect.mapError(encodeJson(state), (error) => new CheckpointEncodeError({ workId, issue: error.message })),
-        (value) =>
-          Effect.try({
-            try: () => utf8Encoder.encode(JSON.stringify(value)),
-            catch: () => new CheckpointEncodeError({ workId, issue: "It has no JSON form" })
-          })
+      // Most states are encoded at once.
+      Effect.flatMapEager(
+        Effect.mapErrorEager(encodeJson(state), (error) => new CheckpointEncodeError({ workId, issue: error.message })),
+        (value) => {
+          try {
+            return Effect.succeed(utf8Encoder.encode(JSON.stringify(value)))
+          } catch {
+            return Effect.fail(new CheckpointEncodeError({ workId, issue: "It has no JSON form" }))
+          }
+        }
       )
   }
 }
@@ -247,10 +260,10 @@ const fromCodec = <S, RD, RE>(
           })
         ),
     encode: (workId, state) =>
-      Effect.flatMap(codec.encode(workId, state), (bytes) =>
+      Effect.flatMapEager(codec.encode(workId, state), (bytes) =>
         bytes.byteLength > maxBytes
           ? Effect.fail(new CheckpointTooLarge({ workId, bytes: bytes.byteLength, limit: maxBytes }))
-          : Effect.succeed({ version, bytes })),
+          : Effect.succeed(new StoredState(version, bytes))),
     pipe() {
       return pipeArguments(this, arguments)
     }

@@ -5,7 +5,7 @@ import { TestClock } from "effect/testing"
 import { type Deadline, Deadlines, makeRun } from "../src/internal/deadlines.ts"
 
 const make = Effect.gen(function*() {
-  const run = makeRun(yield* Effect.context(), yield* Effect.scope)
+  const run = yield* makeRun
   return new Deadlines(yield* Clock.Clock, run)
 })
 

@@ -5,6 +5,7 @@
 
 import * as Context from "effect/Context"
 import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
 import type * as Backend from "../Backend.ts"
 import type { Prior } from "../Lease.ts"
@@ -63,7 +64,7 @@ export const codecOf = (work: Work.Input, context: Context.Context<never>): Code
   let seen = context
   let missing = false
   const provide = <A, E>(effect: Effect.Effect<A, E, any>): Effect.Effect<A, E> =>
-    Effect.withFiber((fiber) => {
+    Exit.isExit(effect) ? effect as Effect.Effect<A, E> : Effect.withFiber((fiber) => {
       const current = fiber.context
       if (current !== seen) {
         seen = current

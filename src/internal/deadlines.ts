@@ -4,7 +4,6 @@
  */
 
 import type * as Clock from "effect/Clock"
-import type * as Context from "effect/Context"
 import * as Effect from "effect/Effect"
 import * as Fiber from "effect/Fiber"
 import type * as Scope from "effect/Scope"
@@ -16,11 +15,43 @@ export type Run = (effect: Effect.Effect<void>) => Fiber.Fiber<void>
 /**
  * Its fibers are interrupted when the scope closes, and nothing begins after
  * that. It is no `FiberSet`, which would enter also a fiber that is over at
- * once, and observe it.
+ * once, and observe it. Nor has each fiber a finalizer: they would come and go
+ * in a `Map`, and V8 keeps what was in a table that a `Map` has outgrown from
+ * being collected with the young.
  */
-export const makeRun = (context: Context.Context<never>, scope: Scope.Scope): Run => {
-  const fork = Effect.runForkWith(context)
-  return (effect) => scope.state._tag === "Closed" ? fork(Effect.interrupt) : Fiber.runIn(fork(effect), scope)
+export const makeRun: Effect.Effect<Run, never, Scope.Scope> = Effect.gen(function*() {
+  const fork = Effect.runForkWith(yield* Effect.context<never>())
+  const running: Array<Running> = []
+  let isClosed = false
+  yield* Effect.addFinalizer(() => {
+    isClosed = true
+    return Fiber.interruptAll(running.map(({ fiber }) => fiber))
+  })
+  return (effect) => {
+    if (isClosed) return fork(Effect.interrupt)
+    const fiber = fork(effect)
+    if (fiber.pollUnsafe() !== undefined) return fiber
+    const entry = new Running(fiber, running.length)
+    running.push(entry)
+    fiber.addObserver(() => {
+      const last = running.pop()!
+      if (last === entry) return
+      running[entry.index] = last
+      last.index = entry.index
+    })
+    return fiber
+  }
+})
+
+class Running {
+  readonly fiber: Fiber.Fiber<void>
+  /** Where it is in the list. */
+  index: number
+
+  constructor(fiber: Fiber.Fiber<void>, index: number) {
+    this.fiber = fiber
+    this.index = index
+  }
 }
 
 export interface Deadline {

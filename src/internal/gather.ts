@@ -6,6 +6,13 @@
  * Batches run in fibers that the layer owns, never in the caller's: a caller
  * that is interrupted does not cancel its neighbours' statement, and nothing
  * joins a transaction that a caller happens to have open.
+ *
+ * What every operation passes through has to be garbage as soon as it is over.
+ * V8 comes to allocate object literals that have outlived a collection, and
+ * always allocates closures in them, among the old objects, and a `Set` or `Map`
+ * leaves the tables behind there that it has outgrown. Until the next major
+ * collection, each keeps alive what it refers to, which here is whole batches.
+ * Hence classes and arrays.
  */
 
 import type { NonEmptyReadonlyArray } from "effect/Array"
@@ -61,6 +68,12 @@ export interface Options<in Request, in Reply> {
 export interface Gather<in out Request, in out Reply> {
   /** Sends one operation, and takes it back when its caller is interrupted before it was sent. */
   readonly send: (request: Request, options: Options<Request, Reply>) => Effect.Effect<Reply, BackendError>
+  /** Sends one operation. What follows its answer belongs to it, so that both take one step. */
+  readonly sendThen: <A, E>(
+    request: Request,
+    options: Options<Request, Reply>,
+    then: (answer: Exit.Exit<Reply, BackendError>) => Effect.Effect<A, E>
+  ) => Effect.Effect<A, E>
   /** Sends one operation without a fiber that waits for it. Returns how to take it back, after which nothing is answered. */
   readonly call: (
     request: Request,
@@ -73,24 +86,48 @@ export interface Gather<in out Request, in out Reply> {
   readonly together: (f: () => void) => void
 }
 
-interface Pending<in out Request, in out Reply> {
+type Resume<Reply> = (answer: Exit.Exit<Reply, BackendError>) => void
+
+class Pending<in out Request, in out Reply> {
   readonly request: Request
   readonly options: Options<Request, Reply>
   /** When it was queued. */
   readonly since: Window.Instant
   /** Until when it may take. */
   readonly dueAt: number
-  sent: boolean
-  answer: Exit.Exit<Reply, BackendError> | undefined
+  state: "queued" | "withdrawn" | "sent" = "queued"
+  answer: Exit.Exit<Reply, BackendError> | undefined = undefined
   /** Resumes whoever waits for the answer. */
-  resume: ((answer: Exit.Exit<Reply, BackendError>) => void) | undefined
+  resume: Resume<Reply> | undefined
+
+  constructor(
+    request: Request,
+    options: Options<Request, Reply>,
+    since: Window.Instant,
+    dueAt: number,
+    resume: Resume<Reply> | undefined
+  ) {
+    this.request = request
+    this.options = options
+    this.since = since
+    this.dueAt = dueAt
+    this.resume = resume
+  }
 }
 
-interface InFlight<Request, Reply> {
-  readonly batch: NonEmptyReadonlyArray<Pending<Request, Reply>>
+type Entries<Request, Reply> = NonEmptyReadonlyArray<Pending<Request, Reply>>
+
+class InFlight<Request, Reply> {
+  readonly batch: Entries<Request, Reply>
   readonly dueAt: number
   /** Gives up its place. */
   readonly free: () => void
+
+  constructor(batch: Entries<Request, Reply>, dueAt: number, free: () => void) {
+    this.batch = batch
+    this.dueAt = dueAt
+    this.free = free
+  }
 }
 
 export const make = <Request extends { readonly workId: string }, Reply>(options: {
@@ -103,10 +140,12 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   readonly sizeOf?: (request: Request) => number
 }): Gather<Request, Reply> => {
   const { clock, deadlines, operation, run } = options
-  const queue = new Set<Pending<Request, Reply>>()
+  let queue: Array<Pending<Request, Reply>> = []
+  /** How many of the queue were not withdrawn. */
+  let waiting = 0
   /** What was not wanted any more when its turn came. */
   const dropped = new Set<Pending<Request, Reply>>()
-  const inFlight = new Set<InFlight<Request, Reply>>()
+  const inFlight: Array<InFlight<Request, Reply>> = []
   let scheduled = false
   let isGatheringNow = false
   let impatience: Deadline | undefined
@@ -140,34 +179,28 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   }
 
   const withdraw = (entry: Pending<Request, Reply>): boolean => {
-    if (entry.sent) return false
-    queue.delete(entry)
-    dropped.delete(entry)
+    if (entry.state === "sent") return false
+    if (entry.state === "queued" && !dropped.delete(entry)) waiting--
+    entry.state = "withdrawn"
+    if (waiting === 0) queue = []
     return true
   }
 
   const enqueue = (
     request: Request,
     options: Options<Request, Reply>,
-    resume?: (answer: Exit.Exit<Reply, BackendError>) => void
+    resume?: Resume<Reply>
   ): Pending<Request, Reply> => {
     const since = Window.now(clock)
     const dueAt = deadlines.timeOf(since) + options.timeout
-    const entry: Pending<Request, Reply> = {
-      request,
-      options,
-      since,
-      dueAt,
-      sent: false,
-      answer: undefined,
-      resume
-    }
-    if (!isGatheringNow && queue.size === 0 && inFlight.size === 0 && options.isWanted?.(since) !== false) {
+    const entry = new Pending(request, options, since, dueAt, resume)
+    if (!isGatheringNow && waiting === 0 && inFlight.length === 0 && options.isWanted?.(since) !== false) {
       // An idle system sends at once: under TestClock, an operation is then over before the next sleep is due.
-      entry.sent = true
+      entry.state = "sent"
       dispatch([entry])
     } else {
-      queue.add(entry)
+      queue.push(entry)
+      waiting++
       schedule()
     }
     if (entry.answer === undefined) expectBy(dueAt)
@@ -185,12 +218,12 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
         expectBy(dueAt)
         return false
       }
-      for (const entry of [...queue, ...dropped, ...[...inFlight].flatMap(({ batch }) => batch)]) {
-        if (entry.answer !== undefined || !isLate(entry)) continue
+      for (const entry of [...queue, ...dropped, ...inFlight.flatMap(({ batch }) => batch)]) {
+        if (entry.state === "withdrawn" || entry.answer !== undefined || !isLate(entry)) continue
         const outcome = withdraw(entry) ? "rejected" : "unknown"
         settle(entry, Exit.fail(failed(entry.request.workId, outcome, new TimedOut({}))))
       }
-      for (const statement of [...inFlight].filter(isLate)) statement.free()
+      for (const statement of inFlight.filter(isLate)) statement.free()
     })
   }
 
@@ -218,11 +251,13 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     }
   }
 
-  const send: Gather<Request, Reply>["send"] = (request, options) =>
+  const sendThen: Gather<Request, Reply>["sendThen"] = (request, options, then) =>
     Effect.callback((resume) => {
-      const cancel = call(request, options, resume)
+      const cancel = call(request, options, (answer) => resume(then(answer)))
       return Effect.sync(cancel)
     })
+
+  const send: Gather<Request, Reply>["send"] = (request, options) => sendThen(request, options, (answer) => answer)
 
   const offer: Gather<Request, Reply>["offer"] = (request, options) => {
     const entry = enqueue(request, options)
@@ -249,12 +284,12 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   }
 
   const schedule = () => {
-    if (scheduled || isGatheringNow || queue.size === 0) return
-    if (inFlight.size === 0) return sendNext()
-    if (inFlight.size >= maxInFlight) return
+    if (scheduled || isGatheringNow || waiting === 0) return
+    if (inFlight.length === 0) return sendNext()
+    if (inFlight.length >= maxInFlight) return
     // As many as are on their way are worth a second statement. Fewer wait for the first one, but not if it hangs.
     for (const { batch } of inFlight) {
-      if (queue.size >= batch.length) return scheduleSecond()
+      if (waiting >= batch.length) return scheduleSecond()
     }
     impatience ??= deadlines.set(patience, scheduleSecond)
   }
@@ -266,7 +301,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     // Fibers that are ready to run get to add theirs first.
     run(Effect.yieldNow).addObserver(() => {
       scheduled = false
-      if (inFlight.size < maxInFlight) sendNext()
+      if (inFlight.length < maxInFlight) sendNext()
     })
   }
 
@@ -277,10 +312,10 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
 
   const sendNext = () => {
     becomePatient()
-    if (inFlight.size > 0 || queue.size < worthHalving) return sendUpTo(queue.size)
+    if (inFlight.length > 0 || waiting < worthHalving) return sendUpTo(waiting)
     together(() => {
-      sendUpTo(Math.ceil(queue.size / 2))
-      sendUpTo(queue.size)
+      sendUpTo(Math.ceil(waiting / 2))
+      sendUpTo(waiting)
     })
   }
 
@@ -289,19 +324,16 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     if (batch !== undefined) dispatch(batch)
   }
 
-  const dispatch = (batch: NonEmptyReadonlyArray<Pending<Request, Reply>>) => {
-    const flight: InFlight<Request, Reply> = {
-      batch,
-      dueAt: deadlines.now() + batch.reduce((longest, { options }) => Math.max(longest, options.timeout), 0),
-      // A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever.
-      free: () => {
-        unsubscribe()
-        settleRest(batch, unanswered)
-        land(flight)
-        statement.interruptUnsafe()
-      }
-    }
-    inFlight.add(flight)
+  const dispatch = (batch: Entries<Request, Reply>) => {
+    const longest = batch.reduce((longest, { options }) => Math.max(longest, options.timeout), 0)
+    // A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever.
+    const flight = new InFlight(batch, deadlines.now() + longest, () => {
+      unsubscribe()
+      settleRest(batch, unanswered)
+      land(flight)
+      statement.interruptUnsafe()
+    })
+    inFlight.push(flight)
     const statement = run(sendBatch(batch))
     if (statement.pollUnsafe() !== undefined) {
       // In a layer that was closed it has not even begun.
@@ -316,58 +348,73 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   }
 
   const land = (flight: InFlight<Request, Reply>) => {
-    inFlight.delete(flight)
+    const index = inFlight.indexOf(flight)
+    if (index >= 0) inFlight.splice(index, 1)
     schedule()
-    if (lateness === undefined || inFlight.size + queue.size + dropped.size > 0) return
+    if (lateness === undefined || inFlight.length + waiting + dropped.size > 0) return
     deadlines.cancel(lateness)
     lateness = undefined
   }
 
-  const takeBatch = (limit: number): NonEmptyReadonlyArray<Pending<Request, Reply>> | undefined => {
+  const takeBatch = (limit: number): Entries<Request, Reply> | undefined => {
     const workIds = new Set<string>()
     const batch: Array<Pending<Request, Reply>> = []
+    const skipped: Array<Pending<Request, Reply>> = []
+    const entries = queue
+    queue = []
     const now = Window.now(clock)
     let bytes = 0
-    for (const entry of queue) {
-      if (batch.length === limit) break
-      if (entry.options.isWanted?.(now) === false) {
-        queue.delete(entry)
+    let index = 0
+    for (; index < entries.length && batch.length < limit; index++) {
+      const entry = entries[index]
+      // Whoever finds out here that its lease is lost may withdraw it.
+      const isWanted = entry.options.isWanted?.(now) !== false
+      if (entry.state === "withdrawn") continue
+      if (!isWanted) {
         dropped.add(entry)
+        waiting--
         continue
       }
-      if (workIds.has(entry.request.workId)) continue
+      if (workIds.has(entry.request.workId)) {
+        skipped.push(entry)
+        continue
+      }
       bytes += options.sizeOf?.(entry.request) ?? 0
       if (batch.length > 0 && bytes > maxBatchBytes) break
       workIds.add(entry.request.workId)
-      queue.delete(entry)
-      entry.sent = true
+      entry.state = "sent"
       batch.push(entry)
+      waiting--
     }
-    return batch.length === 0 ? undefined : batch as unknown as NonEmptyReadonlyArray<Pending<Request, Reply>>
+    queue = skipped.concat(entries.slice(index), queue)
+    return batch.length === 0 ? undefined : batch as unknown as Entries<Request, Reply>
   }
 
-  const sendBatch = (batch: NonEmptyReadonlyArray<Pending<Request, Reply>>): Effect.Effect<void> =>
-    Effect.matchCauseEffect(
-      Effect.suspend(() =>
+  const sendBatch = (batch: Entries<Request, Reply>): Effect.Effect<void> =>
+    Effect.flatMap(
+      Effect.exit(Effect.suspend(() =>
         options.send(batch.map(({ request }) => request) as unknown as NonEmptyReadonlyArray<Request>)
-      ),
-      {
-        onSuccess: (replies) => {
-          for (let i = 0; i < batch.length; i++) settle(batch[i], replyOf(batch[i].request.workId, replies[i]))
-          return Effect.void
-        },
-        onFailure: (cause) => {
-          const isDivisible = cause.reasons.some((_) => Cause.isFailReason(_) && mayBeOneItem(_.error))
-          if (batch.length > 1 && isDivisible) {
-            return Effect.forEach(
-              batch.filter((entry) => entry.options.isWanted?.(Window.now(clock)) !== false),
-              (entry) => sendBatch([entry]),
-              { discard: true }
-            )
+      )),
+      (exit) => {
+        if (Exit.isSuccess(exit)) {
+          for (let i = 0; i < batch.length; i++) {
+            settle(batch[i], replyOf(batch[i].request.workId, exit.value[i]))
           }
-          for (const entry of batch) settle(entry, Exit.fail(failureOf(entry.request.workId, cause)))
           return Effect.void
         }
+        const { cause } = exit
+        const isDivisible = cause.reasons.some((_) =>
+          Cause.isFailReason(_) && mayBeOneItem(_.error)
+        )
+        if (batch.length > 1 && isDivisible) {
+          return Effect.forEach(
+            batch.filter((entry) => entry.options.isWanted?.(Window.now(clock)) !== false),
+            (entry) => sendBatch([entry]),
+            { discard: true }
+          )
+        }
+        for (const entry of batch) settle(entry, Exit.fail(failureOf(entry.request.workId, cause)))
+        return Effect.void
       }
     )
 
@@ -386,7 +433,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     return unanswered(workId)
   }
 
-  return { call, send, offer, together }
+  return { call, send, sendThen, offer, together }
 }
 
 /** Whether a batch was refused as a whole for a reason that may lie with one item: each is then sent by itself. */

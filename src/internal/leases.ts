@@ -39,7 +39,7 @@ import { Deadlines, makeRun } from "./deadlines.ts"
 import * as Gather from "./gather.ts"
 import { Keeper, type Renew } from "./keeper.ts"
 import * as Lines from "./line.ts"
-import { type Options as ResendOptions, resend, resendThen, type Settled, startingWith } from "./resend.ts"
+import { type Options as ResendOptions, resend, type Settled, startingWith } from "./resend.ts"
 import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
 import { makeToken, Term, termOf } from "./term.ts"
 import * as Window from "./window.ts"
@@ -65,6 +65,24 @@ interface Extending {
   readonly term: Term
   readonly sending: Gather.Options<Backend.RenewRequest | Backend.CheckpointRequest, Backend.ExtendReply>
   readonly resending: ResendOptions
+}
+
+class CheckpointRequest implements Backend.CheckpointRequest {
+  readonly workId: string
+  readonly holderId: string
+  readonly fencingToken: bigint
+  readonly ttl: Duration.Duration
+  readonly sequence: bigint
+  readonly state: Backend.Stored
+
+  constructor({ fencingToken, holderId, policy, workId }: Term, state: Backend.Stored, sequence: bigint) {
+    this.workId = workId
+    this.holderId = holderId
+    this.fencingToken = fencingToken
+    this.ttl = policy.ttl
+    this.sequence = sequence
+    this.state = state
+  }
 }
 
 /** How long a waiter lets pass after an expiry, at most, so that a hundred of them don't arrive together. */
@@ -107,7 +125,7 @@ export const make = Effect.fnUntraced(function*(
 
   const backend = yield* Backend.Backend
   const clock = yield* Clock.Clock
-  const run = makeRun(yield* Effect.context(), yield* Scope.fork(yield* Effect.scope, "parallel"))
+  const run = yield* makeRun
   const deadlines = new Deadlines(clock, run, (onDue) => renewals.together(onDue))
   const live = new Set<Supervised>()
   // Work that is still under way when the layer closes ends here, for afterwards nothing can be released any more.
@@ -447,15 +465,6 @@ export const make = Effect.fnUntraced(function*(
     ttl: policy.ttl
   })
 
-  const checkpointRequest = (term: Term, state: Backend.Stored, sequence: bigint): Backend.CheckpointRequest => ({
-    workId: term.workId,
-    holderId: term.holderId,
-    fencingToken: term.fencingToken,
-    ttl: term.policy.ttl,
-    sequence,
-    state
-  })
-
   /** Takes effect in the order of the calls, however long each of them encodes. */
   const checkpointTerm = <A, E, A2, E2>(
     { resending, sending, term }: Extending,
@@ -466,11 +475,20 @@ export const make = Effect.fnUntraced(function*(
     }
   ) => {
     const sequence = ++term.sequence
-    return Effect.flatMap(
-      term.codec.encode(state),
-      (stored) =>
-        resendThen("checkpoint", checkpoints.send(checkpointRequest(term, stored, sequence), sending), resending, then)
-    )
+    return Effect.flatMapEager(term.codec.encode(state), (stored) => {
+      const request = new CheckpointRequest(term, stored, sequence)
+      return checkpoints.sendThen(
+        request,
+        sending,
+        (answer): Effect.Effect<A | A2, E | E2> =>
+          Exit.isSuccess(answer) && answer.value._tag !== "Busy"
+            ? then.onSuccess(answer.value)
+            : Effect.matchEffect(
+              resend("checkpoint", startingWith(answer, checkpoints.send(request, sending)), resending),
+              then
+            )
+      )
+    })
   }
 
   /** A checkpoint inside an open transaction: in the caller's fiber, once, and counted after the commit. */
@@ -482,7 +500,7 @@ export const make = Effect.fnUntraced(function*(
   ) => {
     const sequence = ++term.sequence
     return Effect.flatMap(term.codec.encode(state), (stored) => {
-      const request = checkpointRequest(term, stored, sequence)
+      const request = new CheckpointRequest(term, stored, sequence)
       const sentAt = Window.now(clock)
       return backend.checkpoint([request]).pipe(
         Effect.flatMap(([reply]) => reply instanceof BackendError ? Effect.fail(reply) : Effect.succeed(reply)),

@@ -25,27 +25,12 @@ export const resend = <Reply extends { readonly _tag: string }>(
   send: Effect.Effect<Reply, BackendError>,
   options: Options
 ): Effect.Effect<Settled<Reply>, BackendError> =>
-  resendThen(operation, send, options, {
-    onSuccess: Effect.succeed<Settled<Reply>>,
-    onFailure: Effect.fail<BackendError>
-  })
-
-/** What follows belongs to it, so that what mostly happens takes one step. */
-export const resendThen = <Reply extends { readonly _tag: string }, A, E, A2, E2>(
-  operation: string,
-  send: Effect.Effect<Reply, BackendError>,
-  options: Options,
-  then: {
-    readonly onSuccess: (reply: Settled<Reply>) => Effect.Effect<A, E>
-    readonly onFailure: (error: BackendError) => Effect.Effect<A2, E2>
-  }
-): Effect.Effect<A | A2, E | E2> =>
   Effect.matchEffect(send, {
     onSuccess: (reply) =>
       isSettled(reply, options.unknown === true)
-        ? then.onSuccess(reply)
-        : Effect.matchEffect(sendAgain(operation, send, options, undefined), then),
-    onFailure: (error) => Effect.matchEffect(sendAgain(operation, send, options, error), then)
+        ? Effect.succeed(reply)
+        : sendAgain(operation, send, options, undefined),
+    onFailure: (error) => sendAgain(operation, send, options, error)
   })
 
 /** A reply after which nothing is sent again. */

@@ -8,15 +8,17 @@ import * as Duration from "effect/Duration"
 import type * as Renewal from "../Renewal.ts"
 
 /** A moment on both of the process's clocks. */
-export interface Instant {
+export class Instant {
   readonly wall: number
   readonly monotonic: bigint
+
+  constructor(clock: Clock.Clock) {
+    this.wall = clock.currentTimeMillisUnsafe()
+    this.monotonic = clock.monotonicTimeNanosUnsafe()
+  }
 }
 
-export const now = (clock: Clock.Clock): Instant => ({
-  wall: clock.currentTimeMillisUnsafe(),
-  monotonic: clock.monotonicTimeNanosUnsafe()
-})
+export const now = (clock: Clock.Clock): Instant => new Instant(clock)
 
 /**
  * The larger of both, because either may stand still: the wall clock when it

@@ -264,7 +264,7 @@ const maxReplyBytes = 2 * 1024 * 1024
  * microseconds, which a double holds exactly for two centuries. Tokens and
  * sequences need not fit one: they stay decimal strings.
  */
-const prelude = `
+const basics = `
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 
@@ -277,6 +277,60 @@ local function less(a, b)
   return a < b
 end
 
+local function extended(expires, yield)
+  if yield == '' then return {'Done', expires} end
+  if yield == 'any' then return {'Done', expires, 'any'} end
+  return {'Done', expires, text(math.max(0, tonumber(yield) - now))}
+end
+
+local function isSame(a, b)
+  if #a ~= #b then return false end
+  for i = 1, #a do
+    if a[i] ~= b[i] then return false end
+  end
+  return true
+end
+
+local function answer(answerOne)
+  -- The settings are the server's, and another script may have changed them.
+  if cjson.decode_max_depth() < 8 then cjson.decode_max_depth(8) end
+  if cjson.encode_max_depth() < 8 then cjson.encode_max_depth(8) end
+  local replies = {}
+  local bytes = 0
+  local fields, last, at = {}, {}, 1
+  for i, item in ipairs(cjson.decode(ARGV[1])) do
+    for j = 1, #item do
+      local field = item[j]
+      if field == false then
+        item[j] = fields[j]
+      elseif type(field) == 'number' then
+        item[j] = string.sub(ARGV[2], at, at + field - 1)
+        at = at + field
+      else
+        fields[j] = field
+      end
+    end
+    local reply
+    if bytes >= ${maxReplyBytes} then
+      reply = {'Later'}
+    else
+      local ok
+      ok, reply = pcall(answerOne, item, i)
+      if not ok then reply = {'Error', type(reply) == 'table' and reply.err or tostring(reply)} end
+      for j = 1, #reply do bytes = bytes + #reply[j] end
+    end
+    if isSame(reply, last) then
+      replies[i] = false
+    else
+      replies[i], last = reply, reply
+    end
+  end
+  return cjson.encode(replies)
+end
+`
+
+/** What most scripts do with whole records. A script takes time for each function that it is given. */
+const prelude = `${basics}
 local function successor(number)
   local nines = string.match(number, '9*$')
   local zeros = string.rep('0', #nines)
@@ -323,12 +377,6 @@ local function priorOf(row)
   return 'expired', row.holder, row.token, row.sequence ~= '0' and 0 or row.terms + 1
 end
 
-local function extended(expires, yield)
-  if yield == '' then return {'Done', expires} end
-  if yield == 'any' then return {'Done', expires, 'any'} end
-  return {'Done', expires, text(math.max(0, tonumber(yield) - now))}
-end
-
 -- Tells one of those who wait, another one each time. Nobody hears it where that one has died, or is connected to
 -- another node. Whom none of a few tries has reached, polls.
 local function wake(waiting, workId)
@@ -340,25 +388,6 @@ local function wake(waiting, workId)
     if type(heard) == 'number' and heard > 0 then return end
   end
 end
-
-local function answer(answerOne)
-  -- The settings are the server's, and another script may have changed them.
-  if cjson.decode_max_depth() < 8 then cjson.decode_max_depth(8) end
-  if cjson.encode_max_depth() < 8 then cjson.encode_max_depth(8) end
-  local replies = {}
-  local bytes = 0
-  for i, item in ipairs(cjson.decode(ARGV[1])) do
-    if bytes >= ${maxReplyBytes} then
-      replies[i] = {'Later'}
-    else
-      local ok, reply = pcall(answerOne, item, i)
-      if not ok then reply = {'Error', type(reply) == 'table' and reply.err or tostring(reply)} end
-      replies[i] = reply
-      for _, value in ipairs(reply) do bytes = bytes + #value end
-    end
-  end
-  return cjson.encode(replies)
-end
 `
 
 /**
@@ -367,16 +396,21 @@ end
  * others from theirs.
  *
  * The items are one argument and the replies one string, each in JSON: clients
- * take much longer over many small ones.
+ * take much longer over many small ones. In a batch much is the same: a field
+ * that the item before has too, and a reply like the one before, is `false`. A
+ * state is sent as its length in bytes: the states follow one after the other in
+ * an argument of their own.
  */
 const batchOf = (options: {
   readonly keys: number
   readonly item: string
   /** What it does on a server that takes no writes, or is full. */
   readonly flags?: "no-writes" | "allow-oom"
+  /** Whether it reads single fields, in place of whole records. */
+  readonly fields?: boolean
 }): string =>
   `#!lua${options.flags === undefined ? "" : ` flags=${options.flags}`}
-${prelude}
+${options.fields === true ? basics : prelude}
 return answer(function(item, i)
   local keys = (i - 1) * ${options.keys}
   ${options.item}
@@ -448,6 +482,7 @@ const acquireScript = scriptOf(batchOf({
 const renewScript = scriptOf(batchOf({
   keys: 1,
   flags: "allow-oom",
+  fields: true,
   item: `
   local key = KEYS[keys + 1]
   local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'yield')
@@ -460,6 +495,7 @@ const renewScript = scriptOf(batchOf({
 
 const checkpointScript = scriptOf(batchOf({
   keys: 1,
+  fields: true,
   item: `
   local key = KEYS[keys + 1]
   local values = redis.call('HMGET', key, 'holder', 'token', 'exit', 'expires', 'yield', 'sequence')
@@ -679,6 +715,55 @@ return {'Failed', tostring(failure)}`)
 const setScript = fencedScript("return redis.call('SET', KEYS[1], ARGV[1])")
 
 // -----------------------------------------------------------------------------
+// batches
+// -----------------------------------------------------------------------------
+
+/** Text, or the bytes of a state. */
+type Field = string | Uint8Array
+
+/** What is sent for each item of a batch, and what its reply means. */
+interface Operation<in Request, out A> {
+  readonly name: string
+  readonly script: Script
+  readonly workIdOf: (request: Request) => string
+  readonly keysOf: (request: Request) => ReadonlyArray<string>
+  readonly argsOf: (request: Request) => Array<Field>
+  readonly replyOf: (reply: Reply) => A
+}
+
+/** The arguments of a batch. */
+const batchArgs = (items: ReadonlyArray<Array<Field | number | false>>): ReadonlyArray<string> => {
+  const states: Array<Uint8Array> = []
+  for (const item of items) {
+    for (const field of item) {
+      if (field instanceof Uint8Array) states.push(field)
+    }
+  }
+  const { lengths, text } = encodedStates(states)
+  const fields: Array<Field | number | false> = []
+  let taken = 0
+  for (const item of items) {
+    for (let i = 0; i < item.length; i++) {
+      const field = item[i]
+      if (field instanceof Uint8Array) item[i] = lengths[taken++]
+      else if (field === fields[i]) item[i] = false
+      else fields[i] = field
+    }
+  }
+  return [JSON.stringify(items), text]
+}
+
+const readReply = <A>({ name, replyOf }: Operation<never, A>, reply: Reply): A | BackendError | "Later" => {
+  switch (reply[0]) {
+    case "Later":
+      return "Later"
+    case "Error":
+      return toBackendError(name, new Error(reply[1]), "rejected")
+  }
+  return replyOf(reply)
+}
+
+// -----------------------------------------------------------------------------
 // backend
 // -----------------------------------------------------------------------------
 
@@ -727,37 +812,32 @@ const make = Effect.fnUntraced(function*(options: Options) {
   const isCluster = yield* inspect(redis, evaluate, prefix, options)
 
   /** Sends a batch, as one script or as one for each slot, and in as many parts as its replies take. */
-  const run = <Request, A>(options: {
-    readonly operation: string
-    readonly script: Script
-    readonly requests: ReadonlyArray<Request>
-    readonly workIdOf: (request: Request) => string
-    readonly keysOf: (request: Request) => ReadonlyArray<string>
-    readonly argsOf: (request: Request) => ReadonlyArray<string>
-    readonly replyOf: (reply: Reply) => A
-  }): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
-    const { operation, requests } = options
+  const run = <Request, A>(
+    operation: Operation<Request, A>,
+    requests: ReadonlyArray<Request>
+  ): Effect.Effect<ReadonlyArray<A | BackendError>, BackendError> => {
     const replies = Arr.makeBy(requests.length, (): A | BackendError | undefined => undefined)
 
     /** Answers what is to be sent again. What failed by itself has written nothing. */
-    const sendOnce = (indices: ReadonlyArray<number>, keysOf: (request: Request) => ReadonlyArray<string>) => {
-      const items = JSON.stringify(indices.map((index) => options.argsOf(requests[index])))
-      return Effect.map(
-        evaluate(operation, options.script, indices.flatMap((index) => keysOf(requests[index])), [items]),
+    const sendOnce = (indices: ReadonlyArray<number>, keysOf: (request: Request) => ReadonlyArray<string>) =>
+      Effect.map(
+        evaluate(
+          operation.name,
+          operation.script,
+          indices.flatMap((index) => keysOf(requests[index])),
+          batchArgs(indices.map((index) => operation.argsOf(requests[index])))
+        ),
         (answer) => {
           const later: Array<number> = []
-          for (const [i, reply] of (JSON.parse(answer as string) as ReadonlyArray<Reply>).entries()) {
-            if (reply[0] === "Later") later.push(indices[i])
-            else {
-              replies[indices[i]] = reply[0] === "Error"
-                ? toBackendError(operation, new Error(reply[1]), "rejected")
-                : options.replyOf(reply)
-            }
+          let reply: A | BackendError | "Later" = "Later"
+          for (const [i, fields] of (JSON.parse(answer as string) as ReadonlyArray<Reply | false>).entries()) {
+            if (fields !== false) reply = readReply(operation, fields)
+            if (reply === "Later") later.push(indices[i])
+            else replies[indices[i]] = reply
           }
           return later
         }
       )
-    }
 
     const fail = (indices: ReadonlyArray<number>, error: BackendError) => {
       for (const index of indices) replies[index] = error
@@ -771,37 +851,41 @@ const make = Effect.fnUntraced(function*(options: Options) {
       Effect.forEach(
         indices,
         (index) =>
-          Effect.matchEffect(sendOnce([index], (request) => options.keysOf(request).slice(0, 1)), {
-            onSuccess: () => Effect.void,
-            onFailure: (error) => Effect.sync(() => fail([index], error))
-          }),
+          Effect.catch(
+            sendOnce([index], (request) => operation.keysOf(request).slice(0, 1)),
+            (error) => Effect.sync(() => fail([index], error))
+          ),
         { concurrency: 16, discard: true }
       )
 
     const send = (indices: ReadonlyArray<number>): Effect.Effect<void, BackendError> =>
-      Effect.matchEffect(sendOnce(indices, options.keysOf), {
-        onSuccess: (later): Effect.Effect<void, BackendError> =>
+      sendOnce(indices, operation.keysOf).pipe(
+        Effect.catch((error) => {
+          switch (codeOf(causeOf(error))) {
+            case "TRYAGAIN":
+              return Effect.as(sendSingly(indices), [])
+            // It would refuse each by itself as well.
+            case "OOM":
+              return Effect.sync(() => {
+                fail(indices, error)
+                return []
+              })
+          }
+          return Effect.fail(error)
+        }),
+        Effect.flatMap((later) =>
           later.length === 0
             ? Effect.void
             // Those before have their answers, whatever becomes of these.
-            : Effect.catch(send(later), (error) => Effect.sync(() => fail(later, error))),
-        onFailure: (error) => {
-          switch (codeOf(causeOf(error))) {
-            case "TRYAGAIN":
-              return sendSingly(indices)
-            // It would refuse each by itself as well.
-            case "OOM":
-              return Effect.sync(() => fail(indices, error))
-          }
-          return Effect.fail(error)
-        }
-      })
+            : Effect.catch(send(later), (error) => Effect.sync(() => fail(later, error)))
+        )
+      )
 
     const done = () => replies as ReadonlyArray<A | BackendError>
     const all = requests.map((_, index) => index)
     if (!isCluster || requests.length === 1) return Effect.map(send(all), done)
     const bySlot = Object.values(
-      Arr.groupBy(all, (index) => String(slotOfTag(encoded(options.workIdOf(requests[index])))))
+      Arr.groupBy(all, (index) => String(slotOfTag(encoded(operation.workIdOf(requests[index])))))
     )
     return Effect.map(
       Effect.forEach(
@@ -814,22 +898,19 @@ const make = Effect.fnUntraced(function*(options: Options) {
   }
 
   const batch = <Request extends { readonly workId: string }, A>(
-    operation: string,
+    name: string,
     script: Script,
     keysOf: (request: Request) => ReadonlyArray<string>,
-    argsOf: (request: Request) => ReadonlyArray<string>,
+    argsOf: (request: Request) => Array<Field>,
     replyOf: (reply: Reply) => A | BackendError
-  ): Backend.Batch<Request, A> =>
-  (requests) =>
-    run<Request, A | BackendError>({
-      operation,
-      script,
-      requests,
-      workIdOf: (_) => _.workId,
-      keysOf,
-      argsOf,
-      replyOf
-    }) as Effect.Effect<NonEmptyReadonlyArray<A | BackendError>, BackendError>
+  ): Backend.Batch<Request, A> => {
+    const operation = { name, script, workIdOf: (_: Request) => _.workId, keysOf, argsOf, replyOf }
+    return (requests) =>
+      run<Request, A | BackendError>(operation, requests) as Effect.Effect<
+        NonEmptyReadonlyArray<A | BackendError>,
+        BackendError
+      >
+  }
 
   /** A batch of one. */
   const one = <Request extends { readonly workId: string }, A>(batch: Backend.Batch<Request, A>, request: Request) =>
@@ -841,7 +922,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
   const isTold = options.wakeups !== false
   const channel = `${prefix}:wakeups:${SecureRandom.uuidV4Unsafe()}`
 
-  const termArgs = ({ fencingToken, holderId }: Backend.Term) => [holderId, String(fencingToken)] as const
+  const termArgs = ({ fencingToken, holderId }: Backend.Term) => [holderId, String(fencingToken)]
 
   const acquire = batch<Backend.AcquireRequest, Backend.AcquireReply>(
     "acquire",
@@ -900,12 +981,13 @@ const make = Effect.fnUntraced(function*(options: Options) {
     "checkpoint",
     checkpointScript,
     ({ workId }) => [keyOf(workId)],
-    (request) => [
-      ...termArgs(request),
-      micros(request.ttl),
-      String(request.sequence),
-      String(request.state.version),
-      encodedState(request.state)
+    ({ fencingToken, holderId, sequence, state, ttl }) => [
+      holderId,
+      String(fencingToken),
+      micros(ttl),
+      String(sequence),
+      String(state.version),
+      state.bytes
     ],
     extendReply
   )
@@ -920,7 +1002,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
       request.interrupted ? "1" : "0",
       ...Option.match(request.state, {
         onNone: () => ["", "", ""],
-        onSome: ({ sequence, state }) => [String(sequence), String(state.version), encodedState(state)]
+        onSome: ({ sequence, state }) => [String(sequence), String(state.version), state.bytes]
       }),
       request.workId
     ],
@@ -1076,18 +1158,18 @@ const make = Effect.fnUntraced(function*(options: Options) {
     return records
   })
 
-  const recordsOf = Effect.fnUntraced(function*(operation: string, all: ReadonlyArray<string>, states: boolean) {
+  const recordsOf = Effect.fnUntraced(function*(name: string, all: ReadonlyArray<string>, states: boolean) {
+    const operation: Operation<string, Reply> = {
+      name,
+      script: recordsScript,
+      workIdOf: (workId) => workId,
+      keysOf: (workId) => [keyOf(workId)],
+      argsOf: () => states ? ["states"] : [],
+      replyOf: (reply) => reply
+    }
     const records: Array<Backend.LeaseRecord> = []
     for (const workIds of Arr.chunksOf(all, maxRecords)) {
-      const replies = yield* run<string, Reply>({
-        operation,
-        script: recordsScript,
-        requests: workIds,
-        workIdOf: (workId) => workId,
-        keysOf: (workId) => [keyOf(workId)],
-        argsOf: () => states ? ["states"] : [],
-        replyOf: (reply) => reply
-      })
+      const replies = yield* run(operation, workIds)
       for (const [index, reply] of replies.entries()) {
         if (reply instanceof BackendError) return yield* reply
         // It was swept meanwhile.
@@ -1147,21 +1229,20 @@ const make = Effect.fnUntraced(function*(options: Options) {
     operation: string,
     script: Script,
     all: ReadonlyArray<string>,
-    argsOf: (workId: string) => ReadonlyArray<string>,
+    argsOf: (workId: string) => Array<string>,
     workIds = all.filter((workId) => workId !== Wakeups.anyWorkId)
   ): Effect.Effect<unknown, BackendError> =>
     workIds.length === 0 ? Effect.void : Wakeups.inTime(
       operation,
       Effect.flatMap(
         run<string, void>({
-          operation,
+          name: operation,
           script,
-          requests: workIds,
           workIdOf: (workId) => workId,
           keysOf: (workId) => [waitingKeyOf(workId)],
           argsOf,
           replyOf: () => undefined
-        }),
+        }, workIds),
         (replies) => {
           const failed = replies.find((reply) => reply instanceof BackendError)
           return failed === undefined ? Effect.void : Effect.fail(failed)
@@ -1377,11 +1458,33 @@ const toMillis = (micros: string): number => Number(micros) / 1000
 const utf8Decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true })
 
 /** Clients send and receive text. What is text already, as JSON is, stays legible and a quarter shorter. */
-const encodedState = ({ bytes }: Backend.Stored): string => {
+const encodedState = (bytes: Uint8Array): { readonly length: number; readonly text: string } => {
   try {
-    return `t${utf8Decoder.decode(bytes)}`
+    return { length: 1 + bytes.byteLength, text: `t${utf8Decoder.decode(bytes)}` }
   } catch {
-    return `b${Base64.encode(bytes)}`
+    const text = `b${Base64.encode(bytes)}`
+    return { length: text.length, text }
+  }
+}
+
+/** One after the other. If all of them are text, and mostly they are, they are decoded at once. */
+const encodedStates = (
+  states: ReadonlyArray<Uint8Array>
+): { readonly lengths: ReadonlyArray<number>; readonly text: string } => {
+  const lengths = states.map((bytes) => 1 + bytes.byteLength)
+  const joined = new Uint8Array(lengths.reduce((sum, length) => sum + length, 0))
+  let at = 0
+  for (const bytes of states) {
+    // It also keeps what is cut off at the end of a state from being completed by the next one.
+    joined[at++] = 0x74 // t
+    joined.set(bytes, at)
+    at += bytes.byteLength
+  }
+  try {
+    return { lengths, text: utf8Decoder.decode(joined) }
+  } catch {
+    const each = states.map(encodedState)
+    return { lengths: each.map(({ length }) => length), text: each.map(({ text }) => text).join("") }
   }
 }
 

@@ -365,6 +365,48 @@ describe.runIf(isTested)("Redis", () => {
       yield* Effect.provide(take("job"), context)
     }))
 
+  it.live("the states of a batch are kept apart, text or not, and each item has its own reply", () =>
+    Effect.gen(function*() {
+      const { context } = yield* own()
+      yield* Effect.gen(function*() {
+        const backend = yield* Backend.Backend
+        const states = [
+          bytesOf("{\"line\":1}"),
+          // The first half of a character, and the second.
+          Uint8Array.of(0x61, 0xc3),
+          Uint8Array.of(0xa9, 0x62),
+          new Uint8Array(0),
+          bytesOf("\ufefftest\0 \"\\ \u2028 é 🚀"),
+          Uint8Array.from({ length: 256 }, (_, byte) => byte),
+          bytesOf("true"),
+          bytesOf("{\"line\":1}")
+        ]
+        for (const isAllText of [true, false]) {
+          const all = isAllText ? states.filter((_, i) => i < 1 || i === 3 || i === 4 || i > 5) : states
+          const terms = yield* Effect.forEach(all, (_, i) => take(`kept-${isAllText}-${i}`))
+          const stranger = { ...terms[1], holderId: "b" }
+          const items = all.map((bytes, i) => ({ ...terms[i], ttl, sequence: 1n, state: { version: 1, bytes } }))
+          const replies = yield* backend.checkpoint([
+            items[0],
+            { ...items[1], ...stranger },
+            ...items.slice(2)
+          ])
+          assert.deepStrictEqual(
+            replies.map((reply): string => reply._tag),
+            all.map((_, i) => i === 1 ? "Fenced" : "Done")
+          )
+          yield* backend.checkpoint([items[1]])
+          const read = yield* Effect.forEach(terms, (term) => backend.read(term))
+          assert.deepStrictEqual(
+            read.map((reply) =>
+              reply._tag === "Done" ? Option.map(reply.state, ({ bytes }) => Array.from(bytes)) : reply._tag
+            ),
+            all.map((bytes) => Option.some(Array.from(bytes)))
+          )
+        }
+      }).pipe(Effect.provide(context))
+    }))
+
   it.live("an item that cannot be done does not keep the others from theirs", () =>
     Effect.gen(function*() {
       const { context, server } = yield* own()
