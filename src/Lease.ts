@@ -282,6 +282,9 @@ export class Leases extends Context.Service<Leases, {
   /** Names this process. */
   readonly holderId: string
 
+  /** The renewal policy of leases that are taken without one of their own. */
+  readonly policy: Renewal.Policy
+
   /** See {@link acquire}. */
   readonly acquire: <const W extends Work.Input, const Wait extends boolean = false>(
     work: W,

@@ -60,6 +60,7 @@ export class Keeper {
     this.all.set(term, { renew, since, isWanted: false, deadline: undefined, stop: undefined })
     this.byWorkId.set(term.workId, term)
     if (this.watching === undefined) this.watch(Window.now(this.clock))
+    term.onYieldRequest = () => this.look(term)
     this.look(term)
   }
 

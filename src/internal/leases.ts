@@ -453,9 +453,7 @@ export const make = Effect.fnUntraced(function*(
   ) => {
     // A checkpoint that arrives after a later one is done, too, and has extended nothing.
     if (!("sequence" in request) || term.mayHaveStored(request.sequence)) term.confirm(sentAt)
-    if (Option.isNone(yieldRequest)) return
-    term.requestYield(yieldRequest.value)
-    keeper.look(term)
+    if (Option.isSome(yieldRequest)) term.requestYield(yieldRequest.value)
   }
 
   const renewRequest = ({ fencingToken, holderId, policy, workId }: Term): Backend.RenewRequest => ({
@@ -873,6 +871,7 @@ export const make = Effect.fnUntraced(function*(
 
   return {
     holderId,
+    policy: defaultPolicy,
     acquire: acquire as Leases["Service"]["acquire"],
     hold: hold as Leases["Service"]["hold"],
     run: runWork as Leases["Service"]["run"],

@@ -59,6 +59,8 @@ export class Term implements Backend.Term {
   }
 
   readonly yieldRequested = Deferred.makeUnsafe<void>()
+  /** Lets the deadline of a requested handoff be kept. */
+  onYieldRequest: () => void = () => {}
   /** When the requested handoff's work is interrupted, by the local clock. */
   yieldDeadline: { readonly since: Window.Instant; readonly millis: number } | undefined
 
@@ -187,6 +189,7 @@ export class Term implements Backend.Term {
       millis: Duration.toMillis(remaining)
     })))
     Deferred.doneUnsafe(this.yieldRequested, Effect.void)
+    this.onYieldRequest()
   }
 
   /** The milliseconds until the work has to have left; infinite if no deadline was set. */

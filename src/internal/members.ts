@@ -1,0 +1,304 @@
+/**
+ * The members of a pool, and the place of this process among them.
+ *
+ * Each process holds a lease on a work ID of its own: a slot, numbered from 0.
+ * Slots are taken densely, so that all of them are read by name in one
+ * statement.
+ */
+
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Option from "effect/Option"
+import * as Random from "effect/Random"
+import * as Schema from "effect/Schema"
+import * as Scope from "effect/Scope"
+import type { LeaseRecord } from "../Backend.ts"
+import * as Checkpoint from "../Checkpoint.ts"
+import type { Lease, Leases } from "../Lease.ts"
+import type {
+  BackendError,
+  CheckpointDecodeError,
+  CheckpointEncodeError,
+  CheckpointTooLarge,
+  InvalidWorkId,
+  LeaseHeld,
+  LeaseLost,
+  Quarantined
+} from "../LeaseError.ts"
+import type * as Renewal from "../Renewal.ts"
+import * as Work from "../Work.ts"
+import type { Member } from "./plan.ts"
+import { termOf } from "./term.ts"
+
+const State = Schema.Struct({
+  /** Who wrote it. Until a new holder has written, its slot still says what the one before was. */
+  holderId: Schema.String,
+  capacity: Schema.Int,
+  /** A stable identity, if it has one, and the holder IDs of its earlier starts. */
+  memberId: Schema.optionalKey(Schema.String),
+  formerly: Schema.Array(Schema.String),
+  isLeaving: Schema.Boolean,
+  /** Tells which work IDs it knows: equal for equal ones. */
+  keys: Schema.Int,
+  /** Grows whenever the others should look what it has. */
+  changes: Schema.Int
+})
+
+type State = typeof State.Type
+
+const checkpoint = Checkpoint.make(State)
+
+export const slotsOf = (name: string): Work.Work<State> => Work.make(`${name}/member`, checkpoint)
+
+/** What is read of all members. */
+export interface Roll {
+  readonly members: ReadonlyArray<Member>
+  /** Equal if no member has come, left, or said anything since. */
+  readonly fingerprint: string
+  /** Equal if the members, their capacities, and the work IDs that they know are the same. */
+  readonly makeUp: string
+}
+
+export type MembersError =
+  | InvalidWorkId
+  | Quarantined
+  | BackendError
+  | LeaseLost
+  | CheckpointDecodeError
+  | CheckpointEncodeError
+  | CheckpointTooLarge
+
+export interface Members {
+  /** Whether this process has a place among the members. */
+  readonly isJoined: () => boolean
+  /**
+   * Takes a place among the members. It waits only for the place of an earlier
+   * start with the same identity, and tells of that before.
+   */
+  readonly join: (keys: number) => Effect.Effect<void, MembersError>
+  /** Says what the others should know, and makes them look what this one has. */
+  readonly say: (what: { readonly isLeaving: boolean; readonly keys: number }) => Effect.Effect<void, MembersError>
+  /** Reads all members: in one statement, unless there are many more than before. */
+  readonly read: Effect.Effect<Roll, MembersError>
+  /** Gives up the place. One with a stable identity may come back to it. */
+  readonly leave: Effect.Effect<void>
+}
+
+interface Seat {
+  readonly slot: number
+  readonly lease: Lease<State>
+  readonly scope: Scope.Closeable
+  readonly formerly: ReadonlyArray<string>
+}
+
+interface Slot {
+  readonly slot: number
+  readonly fencingToken: bigint
+  readonly status: "held" | "yielded" | "ended"
+  readonly sinceEnd: number
+  /** None if its holder has not written yet. */
+  readonly state: State | undefined
+}
+
+/** So many slots are read at the least. */
+const fewest = 16
+
+/** So many starts of a process with a stable identity are remembered. */
+const remembered = 4
+
+/** How many slots are read where this one is the highest in use: later ones are taken below that. */
+const rangeFor = (highest: number): number => Math.max(fewest, 2 * (highest + 1))
+
+export const make = (leases: Leases["Service"], options: {
+  readonly name: string
+  readonly memberId: string | undefined
+  readonly capacity: number
+  readonly policy: Renewal.Policy
+  readonly onWait: (workId: string, holderId: string) => Effect.Effect<void>
+}): Members => {
+  const { capacity, memberId, policy } = options
+  const { holderId } = leases
+  const work = slotsOf(options.name)
+  const grace = Duration.toMillis(policy.ttl)
+  let range = fewest
+  let seat: Seat | undefined
+  let said = { isLeaving: false, keys: 0, changes: 0 }
+
+  // ---------------------------------------------------------------------------
+  // reading
+  // ---------------------------------------------------------------------------
+
+  const decoded = new Map<string, { readonly bytes: Uint8Array; readonly state: State | undefined }>()
+
+  const slotOf = Effect.fnUntraced(function*(record: LeaseRecord): Effect.fn.Return<Slot | undefined> {
+    if (Option.isNone(record.term)) return undefined
+    const { term: { value: term }, workId } = record
+    const stored = Option.getOrUndefined(record.state)
+    let known = decoded.get(workId)
+    if (stored !== undefined && (known === undefined || !isSame(known.bytes, stored.bytes))) {
+      const state = yield* Effect.option(checkpoint.decode(workId, stored))
+      known = { bytes: stored.bytes, state: Option.getOrUndefined(state) }
+      decoded.set(workId, known)
+    }
+    return {
+      slot: Number(workId.slice(work.name.length + 1)),
+      fencingToken: term.fencingToken,
+      status: term.status === "held" || term.status === "yielded" ? term.status : "ended",
+      sinceEnd: Duration.toMillis(term.sinceEnd),
+      state: stored === undefined || known?.state?.holderId !== term.holderId ? undefined : known.state
+    }
+  })
+
+  const readSlots = Effect.gen(function*(): Effect.fn.Return<ReadonlyArray<Slot>, MembersError> {
+    while (true) {
+      const reading = Math.max(range, seat === undefined ? 0 : seat.slot + 1)
+      const ids = Array.from({ length: reading }, (_, slot) => work.id(`${slot}`))
+      const slots: Array<Slot> = []
+      for (const record of yield* leases.inspect(ids, { states: true })) {
+        const slot = yield* slotOf(record)
+        if (slot !== undefined) slots.push(slot)
+      }
+      slots.sort((a, b) => a.slot - b.slot)
+      range = rangeFor(slots.reduce((highest, { slot, status }) => status === "ended" ? highest : slot, -1))
+      if (range <= reading) return slots
+    }
+  })
+
+  const read: Members["read"] = Effect.suspend(() =>
+    Effect.flatMap(readSlots, (slots): Effect.Effect<Roll, MembersError> => {
+      if (seat !== undefined) {
+        // Who has stayed in a high slot when those below have left would not be read by the others.
+        const { slot } = seat
+        const below = slots.filter((_) => _.slot < slot && _.status === "held").length
+        if (slot >= Math.max(fewest, 2 * below)) return Effect.andThen(moveDown, read)
+      }
+      return Effect.succeed(rollOf(slots))
+    })
+  )
+
+  const rollOf = (slots: ReadonlyArray<Slot>): Roll => {
+    const members: Array<Member> = []
+    const makeUp: Array<string> = []
+    const present = new Set(slots.filter(({ status }) => status === "held").map(({ state }) => state?.memberId))
+    for (const { sinceEnd, slot, state, status } of slots) {
+      if (state === undefined || members.some((_) => _.holderId === state.holderId)) continue
+      const { capacity, formerly, holderId, isLeaving, keys, memberId } = state
+      const mayComeBack = memberId !== undefined
+      const isAbsent = status === "yielded" && mayComeBack && sinceEnd < grace && !present.has(memberId)
+      if (status !== "held" && !isAbsent) continue
+      const presence = isAbsent || (isLeaving && mayComeBack) ? "absent" : isLeaving ? "leaving" : "present"
+      members.push({ slot, holderId, formerly, capacity, presence })
+      makeUp.push(`${slot} ${holderId} ${capacity} ${presence} ${keys}`)
+    }
+    return {
+      members,
+      makeUp: makeUp.join(),
+      fingerprint: makeUp.join() + slots.map(({ fencingToken, state }) => `${fencingToken} ${state?.changes}`).join()
+    }
+  }
+
+  // ---------------------------------------------------------------------------
+  // the own place
+  // ---------------------------------------------------------------------------
+
+  const say: Members["say"] = (what) =>
+    Effect.suspend(() => {
+      if (seat === undefined) return Effect.void
+      said = { ...what, changes: said.changes + 1 }
+      const { formerly, lease } = seat
+      return Effect.raceFirst(
+        lease.checkpoint({ holderId, capacity, ...(memberId === undefined ? {} : { memberId }), formerly, ...said }),
+        // An operation of a lost lease does not return.
+        lease.lost
+      )
+    })
+
+  const sit = <const Wait extends boolean>(
+    slot: number,
+    wait: Wait
+  ): Effect.Effect<Seat, MembersError | (Wait extends true ? never : LeaseHeld)> =>
+    Effect.uninterruptibleMask((restore) =>
+      Effect.gen(function*() {
+        const scope = Scope.makeUnsafe()
+        const lease = yield* restore(
+          leases.hold(work.id(`${slot}`), { wait, policy, yieldAt: "handOff" }).pipe(Scope.provide(scope))
+        ).pipe(Effect.onError((cause) => Scope.close(scope, Exit.failCause(cause))))
+        const before = Option.getOrUndefined(lease.prior.state)
+        const formerly = memberId === undefined || before?.memberId !== memberId
+          ? []
+          : [before.holderId, ...before.formerly].filter((_) => _ !== holderId).slice(0, remembered)
+        return { slot, lease, scope, formerly }
+      })
+    )
+
+  const giveUp = ({ lease, scope }: Seat, exit: "retired" | "yielded"): Effect.Effect<void> =>
+    Effect.suspend(() => {
+      const term = termOf(lease.token)
+      if (exit === "yielded") term.handOff(Option.none())
+      else term.leaving = { exit, state: Option.none() }
+      return Scope.close(scope, Exit.void)
+    })
+
+  const takeFree = Effect.fnUntraced(function*(
+    first: ReadonlyArray<Slot>
+  ): Effect.fn.Return<Seat, MembersError> {
+    let slots = first
+    for (let tries = 0;; tries++) {
+      const taken = new Set(
+        slots.filter(({ sinceEnd, state, status }) =>
+          status === "held" || (state?.memberId !== undefined && state.memberId !== memberId && sinceEnd < grace)
+        ).map(({ slot }) => slot)
+      )
+      const free = Array.from({ length: range }, (_, slot) => slot).filter((slot) => !taken.has(slot))
+      // The lowest one, unless many want to have it.
+      const among = Math.min(2 ** tries, free.length)
+      const sitting = sit(free[yield* Random.nextIntBetween(0, among, { halfOpen: true })], false)
+      const seat = yield* Effect.catchTag(sitting, "LeaseHeld", () => Effect.undefined)
+      if (seat !== undefined) return seat
+      slots = yield* readSlots
+    }
+  })
+
+  const takeSeat = Effect.gen(function*(): Effect.fn.Return<Seat, MembersError> {
+    const slots = yield* readSlots
+    const own = memberId === undefined ? undefined : slots
+      .filter(({ state }) => state?.memberId === memberId)
+      .sort((a, b) => a.fencingToken < b.fencingToken ? 1 : -1)[0]
+    if (own === undefined) return yield* takeFree(slots)
+    if (own.status === "held") yield* options.onWait(work.id(`${own.slot}`).value, own.state!.holderId)
+    return yield* sit(own.slot, true)
+  })
+
+  /** Sits down, and leaves the seat before only then. */
+  const changeSeat = (taking: Effect.Effect<Seat, MembersError>, what: () => Omit<typeof said, "changes">) =>
+    Effect.uninterruptibleMask((restore) =>
+      Effect.gen(function*() {
+        const before = seat
+        const taken = yield* restore(taking)
+        seat = { ...taken, formerly: before === undefined ? taken.formerly : before.formerly }
+        if (before !== undefined) yield* giveUp(before, "retired")
+        yield* restore(say(what()))
+      })
+    )
+
+  const moveDown = Effect.suspend(() => changeSeat(Effect.flatMap(readSlots, takeFree), () => said))
+
+  const leave: Members["leave"] = Effect.suspend(() => {
+    if (seat === undefined) return Effect.void
+    const left = seat
+    seat = undefined
+    return giveUp(left, memberId === undefined ? "retired" : "yielded")
+  })
+
+  return {
+    isJoined: () => seat !== undefined && !termOf(seat.lease.token).loseIfExhausted(),
+    join: (keys) => Effect.andThen(leave, changeSeat(takeSeat, () => ({ isLeaving: false, keys }))),
+    say,
+    read,
+    leave
+  }
+}
+
+const isSame = (a: Uint8Array, b: Uint8Array): boolean =>
+  a.byteLength === b.byteLength && a.every((byte, index) => byte === b[index])

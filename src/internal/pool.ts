@@ -1,0 +1,594 @@
+/**
+ * A pool as one of its members runs it: round by round it reads how the work
+ * IDs stand, plans who has which, and does its own part of that.
+ */
+
+import * as Cause from "effect/Cause"
+import * as Clock from "effect/Clock"
+import type * as Context from "effect/Context"
+import * as Deferred from "effect/Deferred"
+import * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
+import * as Fiber from "effect/Fiber"
+import * as Option from "effect/Option"
+import * as Queue from "effect/Queue"
+import * as Random from "effect/Random"
+import * as Scope from "effect/Scope"
+import * as Stream from "effect/Stream"
+import type { LeaseRecord } from "../Backend.ts"
+import { CurrentLease, Leases } from "../Lease.ts"
+import { InvalidConfig } from "../LeaseError.ts"
+import type { Options, Pool, Status } from "../Pool.ts"
+import type * as Work from "../Work.ts"
+import * as Members from "./members.ts"
+import { type Item, type Member, pauseOf, plan, type Rules, type Standing, standingOf } from "./plan.ts"
+import { type Term, termOf } from "./term.ts"
+import * as Window from "./window.ts"
+import { compareBytes, faultOf } from "./workId.ts"
+
+export const TypeId = "~worklease/Pool"
+
+type AnyOptions = Options<Work.Any, unknown, unknown, any, unknown, any>
+
+interface Known {
+  readonly key: string
+  readonly workId: string
+}
+
+/** A work ID as it was read last. */
+interface View extends Known {
+  readonly record: LeaseRecord | undefined
+  readonly standing: Standing
+}
+
+/** What this process does about a work ID. */
+interface Run extends Known {
+  /** Set when its work begins. */
+  term: Term | undefined
+  isYielding: boolean
+  /** It is another's, who did not take it. */
+  isAdopted: boolean
+  fiber: Fiber.Fiber<unknown, unknown> | undefined
+}
+
+/** Every so many rounds it reads how all stand, whether or not anything seems to have changed. */
+const lookEvery = 10
+
+/** So many times it sees that another does not take what is its own before it takes it itself. */
+const patience = 3
+
+const reportEvery = Duration.seconds(5)
+
+const annotated = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
+  Effect.annotateLogs(self, { module: "worklease/Pool" })
+
+const positive = (field: string, input: Duration.Input, isFinite = true): Effect.Effect<number, InvalidConfig> => {
+  const millis = Option.match(Duration.fromInput(input), { onNone: () => NaN, onSome: Duration.toMillis })
+  return millis > 0 && (Number.isFinite(millis) || !isFinite) ? Effect.succeed(millis) : Effect.fail(
+    new InvalidConfig({ field, why: `it must be a positive${isFinite ? " and finite" : ""} duration` })
+  )
+}
+
+const positiveInteger = (field: string, value: number, most: number): Effect.Effect<number, InvalidConfig> =>
+  Number.isInteger(value) && value >= 1 && value <= most ? Effect.succeed(value) : Effect.fail(
+    new InvalidConfig({ field, why: `it must be an integer from 1 to ${most}, not ${value}` })
+  )
+
+export const make = Effect.fnUntraced(function*(
+  options: AnyOptions
+): Effect.fn.Return<Pool, InvalidConfig, Scope.Scope | Leases> {
+  const leases = yield* Leases
+  const clock = yield* Clock.Clock
+  const context = (yield* Effect.context()) as Context.Context<any>
+  const { holderId } = leases
+  const policy = options.policy ?? leases.policy
+  const ttl = Duration.toMillis(policy.ttl)
+  const work = options.work as Work.Work<any>
+  const name = options.name ?? work.name
+  if (faultOf(Members.slotsOf(name).id("999999").value) !== undefined) {
+    return yield* new InvalidConfig({
+      field: "name",
+      why: "it must be 1 to 498 UTF-8 bytes, without NUL and lone surrogates"
+    })
+  }
+  if (options.memberId !== undefined && faultOf(options.memberId) !== undefined) {
+    return yield* new InvalidConfig({
+      field: "memberId",
+      why: "it must be 1 to 512 UTF-8 bytes, without NUL and lone surrogates"
+    })
+  }
+  const capacity = yield* positiveInteger("capacity", options.capacity ?? 10_000, 1_000_000)
+  const interval = yield* positive("interval", options.interval ?? ttl / 10)
+  const handoffTimeout = yield* positive("handoffTimeout", options.handoffTimeout ?? "30 seconds")
+  const rules: Rules = {
+    ttl,
+    quarantineAfter: options.quarantineAfter === Infinity
+      ? Infinity
+      : yield* positiveInteger("quarantineAfter", options.quarantineAfter ?? 5, 1_000_000),
+    rerunAfter: options.rerunAfter === undefined ? Infinity : yield* positive("rerunAfter", options.rerunAfter),
+    idleGrace: yield* positive("idleGrace", options.idleGrace ?? "1 minute", false)
+  }
+
+  const title = `Pool ${JSON.stringify(name)}`
+  const warn = (message: string, cause?: Cause.Cause<unknown>): Effect.Effect<void> =>
+    annotated(cause === undefined ? Effect.logWarning(`${title}: ${message}`) : Effect.logWarning(
+      `${title}: ${message}`,
+      cause
+    ))
+  const inform = (message: string): Effect.Effect<void> => annotated(Effect.logInfo(`${title}: ${message}`))
+
+  const members = Members.make(leases, {
+    name,
+    memberId: options.memberId,
+    capacity,
+    policy,
+    onWait: (workId, by) =>
+      warn(
+        `member ${JSON.stringify(options.memberId)} waits for its place ${JSON.stringify(workId)}, which ${
+          JSON.stringify(by)
+        } holds: an earlier start that has crashed, whose lease expires, or another process with the same memberId`
+      )
+  })
+
+  // ---------------------------------------------------------------------------
+  // what is known
+  // ---------------------------------------------------------------------------
+
+  const source = yield* makeSource(options, ttl, warn).pipe(Effect.provideContext(context))
+  /** In the order of the work IDs. */
+  let known: ReadonlyArray<Known> = []
+  let knownDigest = 0
+  let views = new Map<string, View>()
+  let viewedAt = Window.now(clock)
+  const runs = new Map<string, Run>()
+  /** Work IDs that could not be taken, and how long they are let alone. */
+  const failures = new Map<string, { readonly times: number; readonly at: Window.Instant; readonly pause: number }>()
+  /** How often another was seen not to take what is its own, and since when. */
+  const untaken = new Map<string, { readonly times: number; readonly since: Window.Instant }>()
+  let isStopping = false
+  let unsaid = true
+
+  const observers = new Set<() => void>()
+  const changed = () => {
+    for (const notify of observers) notify()
+  }
+
+  // ---------------------------------------------------------------------------
+  // running
+  // ---------------------------------------------------------------------------
+
+  const runsScope = Scope.makeUnsafe("parallel")
+
+  const execute = (run: Run, pause: number): Effect.Effect<unknown, unknown> => {
+    const { key, workId } = run
+    const working = leases.run(work.id(key), (lease) => {
+      run.term = termOf(lease.token)
+      failures.delete(workId)
+      unsaid = true
+      changed()
+      return Effect.provideService(
+        options.run(lease as never, key),
+        CurrentLease,
+        lease
+      ) as Effect.Effect<unknown, unknown>
+    }, { wait: !run.isAdopted, policy })
+    return (pause > 0 ? Effect.andThen(Effect.sleep(pause), working) : working).pipe(
+      Effect.onExit((exit) => {
+        runs.delete(workId)
+        unsaid = true
+        changed()
+        return Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause) ? Effect.void : settle(run, exit.cause)
+      }),
+      Effect.provideContext(context)
+    )
+  }
+
+  /** What the work itself fails with is paced by what is stored; what it could not begin for is paced here. */
+  const settle = (run: Run, cause: Cause.Cause<unknown>): Effect.Effect<void> => {
+    const { isAdopted, term, workId } = run
+    const quoted = JSON.stringify(workId)
+    const error = Option.getOrUndefined(Cause.findErrorOption(cause)) as { readonly _tag?: unknown } | undefined
+    if (term !== undefined) {
+      if (error?._tag === "Yielded" && (term.handedOff !== undefined || term.overran)) {
+        return term.overran ? warn(`${quoted} did not hand over in time, and was interrupted`) : Effect.void
+      }
+      return warn(term.loss === undefined ? `the work of ${quoted} failed` : `the lease on ${quoted} was lost`, cause)
+    }
+    if (isAdopted && error?._tag === "LeaseHeld") return Effect.void
+    const times = (failures.get(workId)?.times ?? 0) + 1
+    return Effect.flatMap(Random.next, (jitter) => {
+      failures.set(workId, { times, at: Window.now(clock), pause: pauseOf(times, jitter) })
+      return warn(`could not begin the work of ${quoted}`, cause)
+    })
+  }
+
+  const start = (known: Known, pause: number, isAdopted = false): Effect.Effect<void> =>
+    Effect.suspend(() => {
+      const run: Run = { ...known, term: undefined, isYielding: false, isAdopted, fiber: undefined }
+      runs.set(known.workId, run)
+      return Effect.map(Effect.forkIn(execute(run, pause), runsScope), (fiber) => {
+        run.fiber = fiber
+      })
+    })
+
+  /** Ends a run: work that has begun leaves at its next safe point. */
+  const end = (run: Run): void => {
+    if (run.isYielding) return
+    run.isYielding = true
+    if (run.term === undefined) run.fiber?.interruptUnsafe()
+    else run.term.requestYield({ remaining: Option.some(Duration.millis(handoffTimeout)) })
+    changed()
+  }
+
+  // ---------------------------------------------------------------------------
+  // rounds
+  // ---------------------------------------------------------------------------
+
+  let seen = { fingerprint: "", makeUp: "" }
+  let roundsSinceLook = 0
+  /** Whether everything was as planned when it looked last. */
+  let isSettled = false
+  /** When something changes by itself, in milliseconds from the last look. */
+  let changesIn = Infinity
+
+  const round = Effect.gen(function*() {
+    const isNew = !members.isJoined()
+    if (isNew) {
+      unsaid = true
+      yield* members.join(knownDigest)
+    }
+    const keys = yield* source.read
+    const hasNewKeys = keys !== undefined && learn(keys)
+    if (unsaid || hasNewKeys) {
+      unsaid = true
+      yield* members.say({ isLeaving: false, keys: knownDigest })
+      unsaid = false
+      isSettled = false
+    }
+    const roll = yield* members.read
+    roundsSinceLook++
+    const mustLook = isNew || !isSettled || roll.fingerprint !== seen.fingerprint || roundsSinceLook >= lookEvery ||
+      Window.elapsedMillis(clock, viewedAt) >= changesIn
+    if (!mustLook) return
+    const sentAt = Window.now(clock)
+    const records = new Map((yield* leases.inspect(known.map(({ workId }) => workId))).map((_) => [_.workId, _]))
+    viewedAt = sentAt
+    roundsSinceLook = 0
+    views = new Map(known.map(({ key, workId }) => {
+      const record = records.get(workId)
+      return [workId, { key, workId, record, standing: standingOf(record, rules) }]
+    }))
+    if (seen.makeUp !== roll.makeUp) {
+      // Whoever did not take it may be gone, or know it by now.
+      for (const run of runs.values()) run.isAdopted = run.isAdopted && run.term === undefined
+      untaken.clear()
+    }
+    seen = roll
+    yield* act(roll.members)
+    changed()
+  })
+
+  /** Takes over the keys, and tells whether they are others than before. */
+  const learn = (keys: ReadonlyArray<string>): boolean => {
+    if (keys.length === known.length && keys.every((key, index) => key === known[index].key)) return false
+    known = keys.map((key) => ({ key, workId: `${work.name}:${key}` }))
+    knownDigest = digestOf(known)
+    return true
+  }
+
+  /** Does this process's part of the plan. */
+  const act = Effect.fnUntraced(function*(all: ReadonlyArray<Member>) {
+    const self = all.find((member) => member.holderId === holderId)
+    if (self === undefined) return
+    const shared = [...views.values()].filter((view): view is View & { standing: { _tag: "Held" | "Free" } } =>
+      view.standing._tag === "Held" || view.standing._tag === "Free"
+    )
+    const assigned = plan(
+      all,
+      shared.map(({ standing, workId }): Item =>
+        standing._tag === "Held"
+          ? {
+            holderId: standing.holderId,
+            lastHolderId: undefined,
+            isRecent: false,
+            isPinned: standing.holderId === holderId && runs.get(workId)?.isAdopted === true
+          }
+          : {
+            holderId: undefined,
+            lastHolderId: standing.lastHolderId,
+            isRecent: standing.sinceEnd < ttl,
+            isPinned: false
+          }
+      )
+    )
+    isSettled = true
+    changesIn = Infinity
+    for (const { standing } of views.values()) {
+      if (standing._tag === "Idle") changesIn = Math.min(changesIn, standing.after)
+    }
+    const isWanted = new Set<string>()
+    const starting: Array<readonly [View, number]> = []
+    const others: Array<readonly [View, Member]> = []
+    shared.forEach((view, index) => {
+      const { standing, workId } = view
+      const to = assigned[index]
+      if (to === self) {
+        isWanted.add(workId)
+        if (standing._tag === "Free") {
+          if (standing.after === 0) isSettled = false
+          if (!runs.has(workId)) starting.push([view, Math.max(standing.after, pauseLeft(workId))])
+        } else if (standing.holderId !== holderId) {
+          isSettled = false
+          if (!runs.has(workId)) starting.push([view, 0])
+        } else if (!runs.has(workId)) {
+          // It has ended since it was read, or could not be released.
+          isSettled = false
+        }
+      } else if (standing._tag === "Held") {
+        if (to !== undefined || standing.holderId === holderId) isSettled = false
+        // Held by nobody of the pool: it may expire.
+        else if (!all.some((_) => _.holderId === standing.holderId)) {
+          changesIn = Math.min(changesIn, standing.remaining)
+        }
+      } else if (to?.presence === "absent") changesIn = Math.min(changesIn, ttl - standing.sinceEnd)
+      else if (to !== undefined) {
+        if (standing.after > 0) changesIn = Math.min(changesIn, standing.after + interval)
+        else {
+          isSettled = false
+          others.push([view, to])
+        }
+      }
+    })
+    for (const run of [...runs.values()]) {
+      if (isWanted.has(run.workId)) continue
+      const standing = views.get(run.workId)?.standing
+      const mayGoOn = run.term === undefined
+        // An attempt to take what another does not take ends by itself.
+        ? run.isAdopted
+        // It has begun, or another term of it, since it was read.
+        : standing !== undefined && !(standing._tag === "Held" && standing.fencingToken === run.term.fencingToken)
+      if (!mayGoOn) end(run)
+    }
+    for (const [view, pause] of starting) {
+      if (runs.size >= capacity) break
+      yield* start(view, pause)
+    }
+    yield* adopt(self, all, others)
+  })
+
+  const pauseLeft = (workId: string): number => {
+    const failure = failures.get(workId)
+    return failure === undefined ? 0 : Math.max(0, failure.pause - Window.elapsedMillis(clock, failure.at))
+  }
+
+  /** Takes what another does not take, who may not know it, or be stuck: each look more members try it. */
+  const adopt = Effect.fnUntraced(function*(
+    self: Member,
+    all: ReadonlyArray<Member>,
+    others: ReadonlyArray<readonly [View, Member]>
+  ) {
+    const present = all.filter(({ presence }) => presence === "present")
+    const place = present.indexOf(self)
+    const before = new Map(untaken)
+    untaken.clear()
+    for (const [index, [view, to]] of others.entries()) {
+      const { since, times } = before.get(view.workId) ?? { since: viewedAt, times: 0 }
+      untaken.set(view.workId, { since, times: times + 1 })
+      const exceeds = times + 1 - patience
+      if (exceeds < 0 || Window.elapsedMillis(clock, since) < ttl / 5) continue
+      const distance = (place - present.indexOf(to) - 1 - index) % present.length
+      if ((distance + present.length) % present.length >= 2 ** exceeds) continue
+      if (place >= 0 && !runs.has(view.workId) && runs.size < capacity && pauseLeft(view.workId) === 0) {
+        yield* start(view, 0, true)
+      }
+    }
+  })
+
+  let isFailing = false
+  const rounds = Effect.gen(function*() {
+    while (true) {
+      const exit = yield* Effect.exit(round)
+      if (isStopping) return
+      if (Exit.isFailure(exit) && !isFailing) yield* warn("a round failed; what runs goes on", exit.cause)
+      isFailing = Exit.isFailure(exit)
+      yield* Effect.sleep(interval * (yield* Random.nextBetween(0.9, 1.1)))
+    }
+  })
+
+  // ---------------------------------------------------------------------------
+  // shutdown
+  // ---------------------------------------------------------------------------
+
+  let loop: Fiber.Fiber<void> | undefined
+
+  const stop = Effect.gen(function*() {
+    isStopping = true
+    if (loop !== undefined) yield* Fiber.interrupt(loop)
+    const running = [...runs.values()].filter(({ term }) => term !== undefined)
+    const waiting = [...runs.values()].filter(({ term }) => term === undefined)
+    if (running.length > 0) yield* inform(`shutting down: ${running.length} at work are asked to hand over`)
+    for (const run of [...waiting, ...running]) end(run)
+    // So that the others do not wait for what this one does not take any more.
+    const said = yield* Effect.forkIn(
+      Effect.ignore(members.say({ isLeaving: true, keys: knownDigest })),
+      runsScope,
+      { startImmediately: true }
+    )
+    const report = Effect.suspend(() => inform(`shutting down: ${runs.size} still at work`)).pipe(
+      Effect.delay(reportEvery),
+      Effect.forever
+    )
+    const reporting = yield* Effect.forkIn(report, runsScope)
+    for (const { fiber } of [...runs.values()]) if (fiber !== undefined) yield* Fiber.await(fiber)
+    yield* Fiber.interrupt(reporting)
+    yield* Fiber.interrupt(said)
+    yield* members.leave
+    yield* Scope.close(runsScope, Exit.void)
+    if (running.length > 0) yield* inform("shut down: nothing is at work any more")
+    changed()
+  })
+
+  const stopped = Deferred.makeUnsafe<void>()
+  const shutdown = Effect.uninterruptible(Effect.suspend(() =>
+    isStopping ? Deferred.await(stopped) : Effect.onExit(stop, () => Deferred.succeed(stopped, undefined))
+  ))
+  yield* Effect.addFinalizer(() => shutdown)
+  loop = yield* Effect.forkIn(rounds, runsScope)
+
+  // ---------------------------------------------------------------------------
+  // status
+  // ---------------------------------------------------------------------------
+
+  const statusOf = ({ key, workId }: Known): Status => {
+    const view = views.get(workId)
+    const run = runs.get(workId)
+    const termsWithoutProgress = view?.record?.termsWithoutProgress ?? 0
+    const status = (
+      state: Status["state"],
+      holder?: { readonly holderId: string; readonly fencingToken: bigint },
+      why?: string
+    ): Status => ({
+      key,
+      workId,
+      state,
+      holderId: Option.fromUndefinedOr(holder?.holderId),
+      since: Option.map(Option.fromUndefinedOr(holder), ({ fencingToken }) => Number(fencingToken / 1000n)),
+      termsWithoutProgress,
+      why: Option.fromUndefinedOr(why)
+    })
+    if (run?.term !== undefined) return status(run.isYielding ? "yielding" : "running", run.term)
+    const standing = view?.standing
+    switch (standing?._tag) {
+      case "Held":
+        // Its own has ended since.
+        return standing.holderId === holderId ? status("waiting") : status("running", standing)
+      case "Free":
+        return status(standing.hasFinished && standing.after > 0 ? "idle" : "waiting")
+      case "Idle":
+        return status("idle")
+      case "Finished":
+        return status("finished")
+      case "Retired":
+        return status("retired")
+      case "Quarantined":
+        return status(
+          "quarantined",
+          undefined,
+          `${termsWithoutProgress} terms in a row have ended without a checkpoint`
+        )
+      case undefined:
+        return status("waiting")
+    }
+  }
+
+  const status = Stream.callback<void>(
+    (queue) =>
+      Effect.acquireRelease(
+        Effect.sync(() => {
+          const notify = () => void Queue.offerUnsafe(queue, undefined)
+          observers.add(notify)
+          notify()
+          return notify
+        }),
+        (notify) => Effect.sync(() => observers.delete(notify))
+      ).pipe(Effect.andThen(Effect.never)),
+    { bufferSize: 1, strategy: "sliding" }
+  ).pipe(
+    // Made when it is consumed, so that a slow consumer gets the latest, and none costs nothing.
+    Stream.map(() => known.map(statusOf)),
+    Stream.changesWith(isSameStatus)
+  )
+
+  return { [TypeId]: TypeId, status, shutdown }
+})
+
+const isSameStatus = (before: ReadonlyArray<Status>, after: ReadonlyArray<Status>): boolean =>
+  before.length === after.length && before.every((a, index) => {
+    const b = after[index]
+    return a.workId === b.workId && a.state === b.state && a.termsWithoutProgress === b.termsWithoutProgress &&
+      Option.getOrUndefined(a.holderId) === Option.getOrUndefined(b.holderId) &&
+      Option.getOrUndefined(a.since) === Option.getOrUndefined(b.since)
+  })
+
+/** Equal for the same work IDs, and hardly ever for others. */
+const digestOf = (known: ReadonlyArray<Known>): number => {
+  let hash = 0x811c9dc5
+  for (const { workId } of known) {
+    for (let i = 0; i <= workId.length; i++) {
+      hash = Math.imul(hash ^ (i === workId.length ? 0 : workId.charCodeAt(i)), 0x01000193)
+    }
+  }
+  return hash
+}
+
+// -----------------------------------------------------------------------------
+// keys
+// -----------------------------------------------------------------------------
+
+interface Source {
+  /** Valid keys, each once, in the order of their work IDs. None as long as they are not known. */
+  readonly read: Effect.Effect<ReadonlyArray<string> | undefined>
+}
+
+/** Where the keys come from. Whatever fails there, those that were known last stand. */
+const makeSource = Effect.fnUntraced(function*(
+  options: AnyOptions,
+  timeout: number,
+  warn: (message: string, cause?: Cause.Cause<unknown>) => Effect.Effect<void>
+): Effect.fn.Return<Source, never, Scope.Scope> {
+  const { keys, work } = options
+  const invalid = new Set<string>()
+  let raw: ReadonlyArray<string> | undefined
+  let valid: ReadonlyArray<string> | undefined
+
+  const take = Effect.fnUntraced(function*(taken: ReadonlyArray<string>) {
+    if (raw !== undefined && raw.length === taken.length && raw.every((key, index) => key === taken[index])) return
+    raw = taken
+    const unique = new Set<string>()
+    for (const key of taken) {
+      if (faultOf(`${work.name}:${key}`) === undefined) unique.add(key)
+      else if (!invalid.has(key)) {
+        invalid.add(key)
+        yield* warn(`a key is left out, because ${JSON.stringify(`${work.name}:${key}`)} is no valid work ID`)
+      }
+    }
+    valid = [...unique].sort(compareBytes)
+  })
+  const known = Effect.sync(() => valid)
+
+  if (Stream.isStream(keys)) {
+    let times = 0
+    const listening = Stream.runForEach(keys, (keys) => {
+      times = 0
+      return take([...keys])
+    }).pipe(
+      Effect.tapCause((cause) => warn("the stream of keys failed, and is run again", cause)),
+      Effect.catchCause(() => Effect.andThen(Effect.suspend(() => Effect.sleep(pauseOf(++times, 0.5))), Effect.fail("again"))),
+      Effect.eventually
+    )
+    yield* Effect.forkScoped(listening as Effect.Effect<void>)
+    return { read: known }
+  }
+  if (Effect.isEffect(keys)) {
+    let isFailing = false
+    return {
+      read: Effect.timeout(keys as Effect.Effect<Iterable<string>>, timeout).pipe(
+        Effect.flatMap((keys) => {
+          isFailing = false
+          return take([...keys])
+        }),
+        Effect.catchCause((cause) => {
+          if (isFailing) return Effect.void
+          isFailing = true
+          return warn("the keys could not be read; those that were read last stand", cause)
+        }),
+        Effect.andThen(known)
+      )
+    }
+  }
+  // What can be iterated only once is read once.
+  const iterable = keys as Iterable<string>
+  const once = Object.is(iterable[Symbol.iterator](), iterable) ? [...iterable] : undefined
+  return { read: Effect.andThen(Effect.suspend(() => take(once ?? [...iterable])), known) }
+})
