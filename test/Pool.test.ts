@@ -21,6 +21,6 @@ describe("Pool", () => {
       yield* b.close
       yield* TestClock.adjust("10 seconds")
       assert.deepStrictEqual(loads(a, b), [10, 0])
-      console.log(yield* a.status)
+
     }).pipe(onMemory))
 })

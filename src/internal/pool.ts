@@ -237,6 +237,8 @@ export const make = Effect.fnUntraced(function*(
     if (isNew) {
       unsaid = true
       yield* members.join(knownDigest)
+      // Others may start at the same time. What the first of them took it would have to hand over at once.
+      yield* Effect.sleep(interval / 10)
     }
     const keys = yield* source.read
     const hasNewKeys = keys !== undefined && learn(keys)
@@ -326,11 +328,10 @@ export const make = Effect.fnUntraced(function*(
           isSettled = false
         }
       } else if (standing._tag === "Held") {
-        if (to !== undefined || standing.holderId === holderId) isSettled = false
-        // Held by nobody of the pool: it may expire.
-        else if (!all.some((_) => _.holderId === standing.holderId)) {
-          changesIn = Math.min(changesIn, standing.remaining)
-        }
+        const isMembers = all.some((member) => member.holderId === standing.holderId)
+        // What is held by nobody of the pool may expire.
+        if (!isMembers) changesIn = Math.min(changesIn, standing.remaining)
+        else if (to?.holderId !== standing.holderId) isSettled = false
       } else if (to?.presence === "absent") changesIn = Math.min(changesIn, ttl - standing.sinceEnd)
       else if (to !== undefined) {
         if (standing.after > 0) changesIn = Math.min(changesIn, standing.after + interval)
