@@ -13,6 +13,8 @@ const Job = Work.make("job", Checkpoint.make(Schema.Struct({ steps: Schema.Int }
 export const ttl = 10_000
 export const interval = 1000
 const tick = interval / 4
+const str = (x: unknown) => JSON.stringify(x, (_, v) => typeof v === "bigint" ? `${v}` : v)
+const trace = process.env["POOL_TRACE"] !== undefined
 
 /** A process that can crash, so that nothing of it arrives any more, and freeze, so that it stands still. */
 class Process {
@@ -113,6 +115,7 @@ export class Simulation {
   private readonly unownedSince = new Map<string, number>()
   /** When members or keys have changed last, or a crash has taken effect. */
   changedAt = 0
+  private balancedSince = Infinity
   private faultAt = 0
   private makeUp = ""
   private started = 0
@@ -140,11 +143,13 @@ export class Simulation {
 
   setKeys(count: number): void {
     this.keys = Array.from({ length: count }, (_, index) => `${index}`.padStart(5, "0"))
-    this.changedAt = this.now
+    for (const key of this.unownedSince.keys()) if (!this.keys.includes(key)) this.unownedSince.delete(key)
+    this.changedAt = Math.max(this.changedAt, this.now)
   }
 
   start(options: { readonly memberId?: string | undefined; readonly capacity?: number | undefined } = {}) {
     return Effect.gen({ self: this }, function*() {
+      if (trace) console.log(this.now, "start", this.started, options.memberId)
       const process = new Process(`p${this.started++}`, options.memberId, options.capacity ?? 10_000)
       this.processes.push(process)
       const layer = Lease.layerWith({ holderId: process.holderId, ttl }).pipe(
@@ -186,7 +191,9 @@ export class Simulation {
         this.executions.set(key, others.add(execution))
       }),
       () =>
-        lease.awaitYieldRequest.pipe(
+        // Progress, without which it would pause after two crashes.
+        lease.checkpoint({ steps: 0 }).pipe(
+          Effect.andThen(lease.awaitYieldRequest),
           Effect.andThen(Effect.sleep(pause)),
           Effect.andThen(lease.handOff({ steps: 1 }))
         ),
@@ -196,18 +203,23 @@ export class Simulation {
 
   leave(process: Process): Effect.Effect<void> {
     process.isLeaving = true
+    if (trace) console.log(this.now, "leave", process.holderId)
+    // One that may come back is waited for.
+    this.changedAt = Math.max(this.changedAt, this.now + (process.memberId === undefined ? 0 : ttl + interval))
     return Effect.asVoid(Effect.forkDetach(Scope.close(process.scope, Exit.void), { startImmediately: true }))
   }
 
   crash(process: Process): Effect.Effect<void> {
     process.isDead = true
+    if (trace) console.log(this.now, "crash", process.holderId)
     this.faultAt = this.now
-    this.changedAt = this.now + ttl
+    this.changedAt = Math.max(this.changedAt, this.now + ttl)
     return Effect.andThen(this.thaw(process), this.leave(process))
   }
 
   freeze(process: Process): void {
     process.thawed ??= Deferred.makeUnsafe()
+    if (trace) console.log(this.now, "freeze", process.holderId)
     this.faultAt = this.now
   }
 
@@ -216,7 +228,9 @@ export class Simulation {
       const { thawed } = process
       if (thawed === undefined) return Effect.void
       process.thawed = undefined
+      if (trace) console.log(this.now, "thaw", process.holderId)
       this.faultAt = this.now
+      this.changedAt = Math.max(this.changedAt, this.now)
       return Effect.asVoid(Deferred.succeed(thawed, undefined))
     })
   }
@@ -244,6 +258,7 @@ export class Simulation {
 
   private look() {
     return Effect.gen({ self: this }, function*() {
+      this.balancedSince = this.isBalanced ? Math.min(this.balancedSince, this.now) : Infinity
       const slots = yield* this.backend.inspect({
         workIds: Array.from({ length: 128 }, (_, slot) => `job/member:${slot}`),
         states: false
@@ -253,7 +268,7 @@ export class Simulation {
       ).join()
       if (makeUp !== this.makeUp) this.changedAt = Math.max(this.changedAt, this.now)
       this.makeUp = makeUp
-      const capacity = this.living.reduce((sum, _) => sum + _.capacity, 0)
+      const capacity = this.living.reduce((sum, _) => _.thawed === undefined ? sum + _.capacity : sum, 0)
       for (const key of this.keys) {
         const isOwned = [...this.executions.get(key) ?? []].some((_) => this.isLive(_))
         if (isOwned || capacity < this.keys.length) {
@@ -262,7 +277,12 @@ export class Simulation {
         }
         const since = this.unownedSince.get(key) ?? this.now
         this.unownedSince.set(key, since)
-        this.longestGap = Math.max(this.longestGap, this.now - Math.max(since, this.faultAt))
+        const gap = this.now - Math.max(since, this.faultAt)
+        this.longestGap = Math.max(this.longestGap, gap)
+        if (trace && gap === ttl + 2 * interval + tick) {
+          const [record] = yield* this.backend.inspect({ workIds: [`job:${key}`], states: false })
+          console.log(this.now, "GAP", key, since, str(record?.term), this.makeUp)
+        }
       }
     })
   }
@@ -280,8 +300,10 @@ export class Simulation {
   converge(): Effect.Effect<number> {
     return Effect.gen({ self: this }, function*() {
       const start = this.now
-      while ((!this.isBalanced || this.now < this.changedAt) && this.now < start + 20 * ttl) yield* this.pass(tick)
-      return (this.now - this.changedAt) / interval
+      do {
+        yield* this.pass(tick)
+      } while ((this.balancedSince === Infinity || this.now < this.changedAt) && this.now < start + 20 * ttl)
+      return Math.max(0, this.balancedSince - this.changedAt) / interval
     })
   }
 }
