@@ -16,7 +16,6 @@ import * as Queue from "effect/Queue"
 import * as Random from "effect/Random"
 import * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
-import type { LeaseRecord } from "../Backend.ts"
 import { CurrentLease, Leases } from "../Lease.ts"
 import { InvalidConfig } from "../LeaseError.ts"
 import type { Options, Pool, Status } from "../Pool.ts"
@@ -36,10 +35,10 @@ interface Known {
   readonly workId: string
 }
 
-/** A work ID as it was read last. */
+/** How a work ID stood when it was read last. */
 interface View extends Known {
-  readonly record: LeaseRecord | undefined
   readonly standing: Standing
+  readonly termsWithoutProgress: number
 }
 
 /** What this process does about a work ID. */
@@ -138,6 +137,7 @@ export const make = Effect.fnUntraced(function*(
   const source = yield* makeSource(options, ttl, warn).pipe(Effect.provideContext(context))
   /** In the order of the work IDs. */
   let known: ReadonlyArray<Known> = []
+  let knownKeys: ReadonlyArray<string> | undefined
   let knownDigest = 0
   let views = new Map<string, View>()
   let viewedAt = Window.now(clock)
@@ -259,7 +259,8 @@ export const make = Effect.fnUntraced(function*(
     roundsSinceLook = 0
     views = new Map(known.map(({ key, workId }) => {
       const record = records.get(workId)
-      return [workId, { key, workId, record, standing: standingOf(record, rules) }]
+      const termsWithoutProgress = record?.termsWithoutProgress ?? 0
+      return [workId, { key, workId, standing: standingOf(record, rules), termsWithoutProgress }]
     }))
     if (seen.makeUp !== roll.makeUp) {
       // Whoever did not take it may be gone, or know it by now.
@@ -273,7 +274,8 @@ export const make = Effect.fnUntraced(function*(
 
   /** Takes over the keys, and tells whether they are others than before. */
   const learn = (keys: ReadonlyArray<string>): boolean => {
-    if (keys.length === known.length && keys.every((key, index) => key === known[index].key)) return false
+    if (keys === knownKeys) return false
+    knownKeys = keys
     known = keys.map((key) => ({ key, workId: `${work.name}:${key}` }))
     knownDigest = digestOf(known)
     return true
@@ -444,7 +446,7 @@ export const make = Effect.fnUntraced(function*(
   const statusOf = ({ key, workId }: Known): Status => {
     const view = views.get(workId)
     const run = runs.get(workId)
-    const termsWithoutProgress = view?.record?.termsWithoutProgress ?? 0
+    const termsWithoutProgress = view?.termsWithoutProgress ?? 0
     const status = (
       state: Status["state"],
       holder?: { readonly holderId: string; readonly fencingToken: bigint },
@@ -543,6 +545,7 @@ const makeSource = Effect.fnUntraced(function*(
   let raw: ReadonlyArray<string> | undefined
   let valid: ReadonlyArray<string> | undefined
 
+  /** Those that are the same as before stay the same array. */
   const take = Effect.fnUntraced(function*(taken: ReadonlyArray<string>) {
     if (raw !== undefined && raw.length === taken.length && raw.every((key, index) => key === taken[index])) return
     raw = taken

@@ -2,7 +2,7 @@
  * Pools of many processes under TestClock, which come, go, crash and freeze at
  * random, and what became of their work.
  */
-import { Clock, Deferred, Effect, Exit, Layer, Option, Random, References, Schema, Scope } from "effect"
+import { Clock, Deferred, Duration, Effect, Exit, Layer, Option, Random, References, Schema, Scope } from "effect"
 import { TestClock } from "effect/testing"
 import { Backend, Checkpoint, Lease, Pool, Work } from "worklease"
 import * as Memory from "worklease/layers/Memory"
@@ -137,6 +137,11 @@ export class Simulation {
     return this.processes.filter((_) => !_.isDead && !_.isLeaving)
   }
 
+  private isOwned(key: string): boolean {
+    for (const execution of this.executions.get(key) ?? []) if (this.isLive(execution)) return true
+    return false
+  }
+
   private isLive({ process }: Execution): boolean {
     return !process.isDead && process.thawed === undefined
   }
@@ -185,8 +190,7 @@ export class Simulation {
         this.begun++
         const others = this.executions.get(key) ?? new Set()
         for (const other of others) {
-          const window = yield* other.lease.window
-          if (this.isLive(other) && Number(window.value ?? 0) !== 0) this.overlaps++
+          if (this.isLive(other) && !Duration.isZero(yield* other.lease.window)) this.overlaps++
         }
         this.executions.set(key, others.add(execution))
       }),
@@ -270,7 +274,7 @@ export class Simulation {
       this.makeUp = makeUp
       const capacity = this.living.reduce((sum, _) => _.thawed === undefined ? sum + _.capacity : sum, 0)
       for (const key of this.keys) {
-        const isOwned = [...this.executions.get(key) ?? []].some((_) => this.isLive(_))
+        const isOwned = this.isOwned(key)
         if (isOwned || capacity < this.keys.length) {
           this.unownedSince.delete(key)
           continue
@@ -287,10 +291,10 @@ export class Simulation {
     })
   }
 
-  pass(millis: number): Effect.Effect<void> {
+  pass(millis: number, step = tick): Effect.Effect<void> {
     return Effect.gen({ self: this }, function*() {
-      for (let passed = 0; passed < millis; passed += tick) {
-        yield* TestClock.adjust(tick)
+      for (let passed = 0; passed < millis; passed += step) {
+        yield* TestClock.adjust(step)
         yield* Effect.orDie(this.look())
       }
     })
