@@ -100,7 +100,7 @@ const fewestMoves = (held: ReadonlyArray<number>, capacities: ReadonlyArray<numb
   for (let i = 0; i < held.length; i++) {
     const floor = Math.floor(count * capacities[i] / capacity)
     const ceil = Math.ceil(count * capacities[i] / capacity)
-    const next = new Array<number>(best.length + 1).fill(Infinity)
+    const next = Array.from({ length: best.length + 1 }, () => Infinity)
     best.forEach((moves, r) => {
       next[r] = Math.min(next[r], moves + Math.max(0, held[i] - floor))
       if (ceil > floor) next[r + 1] = Math.min(next[r + 1], moves + Math.max(0, held[i] - ceil))

@@ -111,10 +111,12 @@ export const make = Effect.fnUntraced(function*(
 
   const title = `Pool ${JSON.stringify(name)}`
   const warn = (message: string, cause?: Cause.Cause<unknown>): Effect.Effect<void> =>
-    annotated(cause === undefined ? Effect.logWarning(`${title}: ${message}`) : Effect.logWarning(
-      `${title}: ${message}`,
-      cause
-    ))
+    annotated(
+      cause === undefined ? Effect.logWarning(`${title}: ${message}`) : Effect.logWarning(
+        `${title}: ${message}`,
+        cause
+      )
+    )
   const inform = (message: string): Effect.Effect<void> => annotated(Effect.logInfo(`${title}: ${message}`))
 
   const members = Members.make(leases, {
@@ -343,7 +345,7 @@ export const make = Effect.fnUntraced(function*(
         }
       }
     })
-    for (const run of [...runs.values()]) {
+    for (const run of runs.values()) {
       if (isWanted.has(run.workId)) continue
       const standing = views.get(run.workId)?.standing
       const mayGoOn = run.term === undefined
@@ -423,7 +425,7 @@ export const make = Effect.fnUntraced(function*(
       Effect.forever
     )
     const reporting = yield* Effect.forkIn(report, runsScope)
-    for (const { fiber } of [...runs.values()]) if (fiber !== undefined) yield* Fiber.await(fiber)
+    for (const { fiber } of runs.values()) if (fiber !== undefined) yield* Fiber.await(fiber)
     yield* Fiber.interrupt(reporting)
     yield* Fiber.interrupt(said)
     yield* members.leave
@@ -433,9 +435,11 @@ export const make = Effect.fnUntraced(function*(
   })
 
   const stopped = Deferred.makeUnsafe<void>()
-  const shutdown = Effect.uninterruptible(Effect.suspend(() =>
-    isStopping ? Deferred.await(stopped) : Effect.onExit(stop, () => Deferred.succeed(stopped, undefined))
-  ))
+  const shutdown = Effect.uninterruptible(
+    Effect.suspend(() =>
+      isStopping ? Deferred.await(stopped) : Effect.onExit(stop, () => Deferred.succeed(stopped, undefined))
+    )
+  )
   yield* Effect.addFinalizer(() => shutdown)
   loop = yield* Effect.forkIn(rounds, runsScope)
 
@@ -568,7 +572,9 @@ const makeSource = Effect.fnUntraced(function*(
       return take([...keys])
     }).pipe(
       Effect.tapCause((cause) => warn("the stream of keys failed, and is run again", cause)),
-      Effect.catchCause(() => Effect.andThen(Effect.suspend(() => Effect.sleep(pauseOf(++times, 0.5))), Effect.fail("again"))),
+      Effect.catchCause(() =>
+        Effect.andThen(Effect.suspend(() => Effect.sleep(pauseOf(++times, 0.5))), Effect.fail("again"))
+      ),
       Effect.eventually
     )
     yield* Effect.forkScoped(listening as Effect.Effect<void>)

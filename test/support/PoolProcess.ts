@@ -1,7 +1,7 @@
 /**
  * Processes of a pool over one backend, and what is at work in each.
  */
-import { Effect, Exit, Fiber, Layer, Option, Schema, Scope, Stream } from "effect"
+import { Effect, Exit, type Fiber, Layer, Option, Schema, Scope, Stream } from "effect"
 import { TestClock } from "effect/testing"
 import { Backend, Checkpoint, Lease, Pool, Work } from "worklease"
 
@@ -35,6 +35,9 @@ export const counting: Run = Effect.fnUntraced(function*(work) {
 
 type Options = Partial<Pool.Options<typeof Partition, unknown, unknown, never, unknown, never>>
 
+/** Leaves as soon as it is asked to. */
+export const untilAsked: Run = (work) => Effect.andThen(work.awaitYieldRequest, work.handOff({ offset: 1 }))
+
 /** Starts a process. It ends with the scope, at the latest. */
 export const start = Effect.fnUntraced(function*(
   holderId: string,
@@ -43,10 +46,10 @@ export const start = Effect.fnUntraced(function*(
   const scope = yield* Scope.make()
   // Its shutdown takes time, and nobody else lets it pass any more.
   yield* Effect.addFinalizer(() =>
-    Effect.flatMap(
-      Effect.forkDetach(Scope.close(scope, Exit.void), { startImmediately: true }),
-      (closing) => Effect.andThen(TestClock.adjust("1 minute"), Fiber.join(closing))
-    )
+    Effect.gen(function*() {
+      const closing = yield* Effect.forkDetach(Scope.close(scope, Exit.void), { startImmediately: true })
+      while (closing.pollUnsafe() === undefined) yield* TestClock.adjust("1 second")
+    })
   )
   const working = new Set<string>()
   const begun: Array<string> = []
@@ -81,10 +84,11 @@ export const counted = (counts: Map<string, number>): Layer.Layer<Backend.Backen
   Layer.effect(
     Backend.Backend,
     Effect.map(Backend.Backend, (backend) => {
-      const count = <A extends ReadonlyArray<any>, B>(operation: string, call: (...args: A) => B) => (...args: A): B => {
-        counts.set(operation, (counts.get(operation) ?? 0) + 1)
-        return call(...args)
-      }
+      const count =
+        <A extends ReadonlyArray<any>, B>(operation: string, call: (...args: A) => B) => (...args: A): B => {
+          counts.set(operation, (counts.get(operation) ?? 0) + 1)
+          return call(...args)
+        }
       return Backend.Backend.of({
         ...backend,
         acquire: count("acquire", backend.acquire),

@@ -13,8 +13,6 @@ const Job = Work.make("job", Checkpoint.make(Schema.Struct({ steps: Schema.Int }
 export const ttl = 10_000
 export const interval = 1000
 const tick = interval / 4
-const str = (x: unknown) => JSON.stringify(x, (_, v) => typeof v === "bigint" ? `${v}` : v)
-const trace = process.env["POOL_TRACE"] !== undefined
 
 /** A process that can crash, so that nothing of it arrives any more, and freeze, so that it stands still. */
 class Process {
@@ -154,7 +152,6 @@ export class Simulation {
 
   start(options: { readonly memberId?: string | undefined; readonly capacity?: number | undefined } = {}) {
     return Effect.gen({ self: this }, function*() {
-      if (trace) console.log(this.now, "start", this.started, options.memberId)
       const process = new Process(`p${this.started++}`, options.memberId, options.capacity ?? 10_000)
       this.processes.push(process)
       const layer = Lease.layerWith({ holderId: process.holderId, ttl }).pipe(
@@ -207,7 +204,6 @@ export class Simulation {
 
   leave(process: Process): Effect.Effect<void> {
     process.isLeaving = true
-    if (trace) console.log(this.now, "leave", process.holderId)
     // One that may come back is waited for.
     this.changedAt = Math.max(this.changedAt, this.now + (process.memberId === undefined ? 0 : ttl + interval))
     return Effect.asVoid(Effect.forkDetach(Scope.close(process.scope, Exit.void), { startImmediately: true }))
@@ -215,7 +211,6 @@ export class Simulation {
 
   crash(process: Process): Effect.Effect<void> {
     process.isDead = true
-    if (trace) console.log(this.now, "crash", process.holderId)
     this.faultAt = this.now
     this.changedAt = Math.max(this.changedAt, this.now + ttl)
     return Effect.andThen(this.thaw(process), this.leave(process))
@@ -223,7 +218,6 @@ export class Simulation {
 
   freeze(process: Process): void {
     process.thawed ??= Deferred.makeUnsafe()
-    if (trace) console.log(this.now, "freeze", process.holderId)
     this.faultAt = this.now
   }
 
@@ -232,7 +226,6 @@ export class Simulation {
       const { thawed } = process
       if (thawed === undefined) return Effect.void
       process.thawed = undefined
-      if (trace) console.log(this.now, "thaw", process.holderId)
       this.faultAt = this.now
       this.changedAt = Math.max(this.changedAt, this.now)
       return Effect.asVoid(Deferred.succeed(thawed, undefined))
@@ -254,10 +247,11 @@ export class Simulation {
     const { living, loads } = this
     const capacity = living.reduce((sum, _) => sum + _.capacity, 0)
     const count = this.keys.length
-    return loads.reduce((a, b) => a + b, 0) === Math.min(count, capacity) && living.every(({ capacity: own }, index) => {
-      const share = Math.min(own, count * own / capacity)
-      return loads[index] >= Math.floor(share) && loads[index] <= Math.ceil(share)
-    })
+    return loads.reduce((a, b) => a + b, 0) === Math.min(count, capacity) &&
+      living.every(({ capacity: own }, index) => {
+        const share = Math.min(own, count * own / capacity)
+        return loads[index] >= Math.floor(share) && loads[index] <= Math.ceil(share)
+      })
   }
 
   private look() {
@@ -281,12 +275,7 @@ export class Simulation {
         }
         const since = this.unownedSince.get(key) ?? this.now
         this.unownedSince.set(key, since)
-        const gap = this.now - Math.max(since, this.faultAt)
-        this.longestGap = Math.max(this.longestGap, gap)
-        if (trace && gap === ttl + 2 * interval + tick) {
-          const [record] = yield* this.backend.inspect({ workIds: [`job:${key}`], states: false })
-          console.log(this.now, "GAP", key, since, str(record?.term), this.makeUp)
-        }
+        this.longestGap = Math.max(this.longestGap, this.now - Math.max(since, this.faultAt))
       }
     })
   }
