@@ -366,19 +366,31 @@ describe("Pool", () => {
         })
       ).pipe(onMemory))
 
-    it.effect("after some terms without progress it is quarantined, with the reason, and nobody runs it", () =>
-      Effect.gen(function*() {
-        const run: Run = (work, key) => key === "bad" ? Effect.die("poison") : counting(work, key)
-        const a = yield* start("a", { keys: ["bad", "good"], quarantineAfter: 3, run })
-        const b = yield* start("b", { keys: ["bad", "good"], quarantineAfter: 3, run })
-        yield* TestClock.adjust("5 minutes")
-        assert.strictEqual([...a.begun, ...b.begun].filter((_) => _ === "bad").length, 3)
-        const [bad, good] = yield* a.status
-        assert.strictEqual(bad.state, "quarantined")
-        assert.strictEqual(bad.termsWithoutProgress, 3)
-        assert.deepStrictEqual(bad.why, Option.some("3 terms in a row have ended without a checkpoint"))
-        assert.strictEqual(good.state, "running")
-      }).pipe(silently, onMemory))
+    it.effect("after some terms without progress it is quarantined, with the reason, and nobody runs it until a lift", () =>
+      logged((messages) =>
+        Effect.gen(function*() {
+          let isMended = false
+          const run: Run = (work, key) => key === "bad" && !isMended ? Effect.die("poison") : counting(work, key)
+          const a = yield* start("a", { keys: ["bad", "good"], quarantineAfter: 3, run })
+          const b = yield* start("b", { keys: ["bad", "good"], quarantineAfter: 3, run })
+          yield* TestClock.adjust("5 minutes")
+          assert.strictEqual([...a.begun, ...b.begun].filter((_) => _ === "bad").length, 3)
+          const [bad, good] = yield* a.status
+          assert.strictEqual(bad.state, "quarantined")
+          assert.strictEqual(bad.termsWithoutProgress, 3)
+          assert.match(
+            Option.getOrThrow(bad.why),
+            /^3 terms in a row have ended without a new checkpoint; the last one ended as abandoned, held by "[ab]"$/
+          )
+          assert.strictEqual(good.state, "running")
+          assert.strictEqual(messages.filter((_) => _.includes("\"partition:bad\" is quarantined")).length, 1)
+
+          isMended = true
+          yield* Lease.lift(Partition.id("bad")).pipe(Effect.provide(Lease.layerWith({ holderId: "operator" })))
+          yield* TestClock.adjust("1 minute")
+          assert.deepStrictEqual(loads(a, b), [1, 1])
+        })
+      ).pipe(onMemory))
 
     it.effect("work that one member cannot begin is taken by another one", () =>
       Effect.gen(function*() {

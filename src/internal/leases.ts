@@ -981,8 +981,11 @@ const quarantined = (
     termsWithoutProgress,
     exit,
     holderId,
-    why: (termsWithoutProgress === 1
-      ? "a term has ended without a new checkpoint"
-      : `${termsWithoutProgress} terms in a row have ended without a new checkpoint`) +
-      `; the last one ended as ${exit}, held by ${JSON.stringify(holderId)}`
+    why: whyQuarantined(termsWithoutProgress, exit, holderId)
   })
+
+export const whyQuarantined = (termsWithoutProgress: number, exit: string, holderId: string): string =>
+  (termsWithoutProgress === 1
+    ? "a term has ended without a new checkpoint"
+    : `${termsWithoutProgress} terms in a row have ended without a new checkpoint`) +
+  `; the last one ended as ${exit}, held by ${JSON.stringify(holderId)}`

@@ -5,7 +5,7 @@
 
 import * as Duration from "effect/Duration"
 import * as Option from "effect/Option"
-import type { LeaseRecord } from "../Backend.ts"
+import type { ExitMode, LeaseRecord } from "../Backend.ts"
 
 /** One process of a pool. */
 export interface Member {
@@ -187,7 +187,8 @@ export type Standing =
     readonly hasFinished: boolean
   }
   | { readonly _tag: "Idle"; readonly after: number }
-  | { readonly _tag: "Finished" | "Retired" | "Quarantined" }
+  | { readonly _tag: "Finished" | "Retired" }
+  | { readonly _tag: "Quarantined"; readonly exit: ExitMode | "expired"; readonly lastHolderId: string }
 
 const untouched: Standing = { _tag: "Free", after: 0, lastHolderId: undefined, sinceEnd: 0, hasFinished: false }
 
@@ -198,7 +199,9 @@ export const standingOf = (record: LeaseRecord | undefined, rules: Rules): Stand
   const { fencingToken, holderId, remaining, status, ...term } = record.term.value
   if (status === "held") return { _tag: "Held", holderId, fencingToken, remaining: Duration.toMillis(remaining) }
   if (status === "retired") return { _tag: "Retired" }
-  if (termsWithoutProgress >= rules.quarantineAfter) return { _tag: "Quarantined" }
+  if (termsWithoutProgress >= rules.quarantineAfter) {
+    return { _tag: "Quarantined", exit: status, lastHolderId: holderId }
+  }
   const sinceEnd = Duration.toMillis(term.sinceEnd)
   const hasFinished = status === "finished"
   if (hasFinished && rules.rerunAfter === Infinity) return { _tag: "Finished" }

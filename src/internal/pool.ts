@@ -20,6 +20,7 @@ import { CurrentLease, Leases } from "../Lease.ts"
 import { InvalidConfig } from "../LeaseError.ts"
 import type { Options, Pool, Status } from "../Pool.ts"
 import type * as Work from "../Work.ts"
+import { whyQuarantined } from "./leases.ts"
 import * as Members from "./members.ts"
 import { type Item, type Member, pauseOf, plan, type Rules, type Standing, standingOf } from "./plan.ts"
 import { type Term, termOf } from "./term.ts"
@@ -100,11 +101,12 @@ export const make = Effect.fnUntraced(function*(
   const capacity = yield* positiveInteger("capacity", options.capacity ?? 10_000, 1_000_000)
   const interval = yield* positive("interval", options.interval ?? ttl / 10)
   const handoffTimeout = yield* positive("handoffTimeout", options.handoffTimeout ?? "30 seconds")
+  const quarantineAfter = options.quarantineAfter === Infinity
+    ? undefined
+    : yield* positiveInteger("quarantineAfter", options.quarantineAfter ?? 5, 1_000_000)
   const rules: Rules = {
     ttl,
-    quarantineAfter: options.quarantineAfter === Infinity
-      ? Infinity
-      : yield* positiveInteger("quarantineAfter", options.quarantineAfter ?? 5, 1_000_000),
+    quarantineAfter: quarantineAfter ?? Infinity,
     rerunAfter: options.rerunAfter === undefined ? Infinity : yield* positive("rerunAfter", options.rerunAfter),
     idleGrace: yield* positive("idleGrace", options.idleGrace ?? "1 minute", false)
   }
@@ -148,6 +150,7 @@ export const make = Effect.fnUntraced(function*(
   const failures = new Map<string, { readonly times: number; readonly at: Window.Instant; readonly pause: number }>()
   /** How often another was seen not to take what is its own, and since when. */
   const untaken = new Map<string, { readonly times: number; readonly since: Window.Instant }>()
+  const quarantined = new Set<string>()
   let isStopping = false
   let unsaid = true
 
@@ -174,7 +177,7 @@ export const make = Effect.fnUntraced(function*(
         CurrentLease,
         lease
       ) as Effect.Effect<unknown, unknown>
-    }, { wait: !run.isAdopted, policy })
+    }, { wait: !run.isAdopted, policy, quarantineAfter })
     return (pause > 0 ? Effect.andThen(Effect.sleep(pause), working) : working).pipe(
       Effect.onExit((exit) => {
         runs.delete(workId)
@@ -197,7 +200,8 @@ export const make = Effect.fnUntraced(function*(
       }
       return warn(term.loss === undefined ? `the work of ${quoted} failed` : `the lease on ${quoted} was lost`, cause)
     }
-    if (isAdopted && error?._tag === "LeaseHeld") return Effect.void
+    // What it lost to another, or what has been quarantined since it was read.
+    if ((isAdopted && error?._tag === "LeaseHeld") || error?._tag === "Quarantined") return Effect.void
     const times = (failures.get(workId)?.times ?? 0) + 1
     return Effect.flatMap(Random.next, (jitter) => {
       failures.set(workId, { times, at: Window.now(clock), pause: pauseOf(times, jitter) })
@@ -270,8 +274,24 @@ export const make = Effect.fnUntraced(function*(
       untaken.clear()
     }
     seen = roll
+    yield* tellQuarantined
     yield* act(roll.members)
     changed()
+  })
+
+  /** Once for each, by the member that has had it last. */
+  const tellQuarantined = Effect.suspend(() => {
+    const before = new Set(quarantined)
+    quarantined.clear()
+    const found: Array<string> = []
+    for (const { standing, termsWithoutProgress, workId } of views.values()) {
+      if (standing._tag !== "Quarantined" || standing.lastHolderId !== holderId) continue
+      quarantined.add(workId)
+      if (before.has(workId)) continue
+      const why = whyQuarantined(termsWithoutProgress, standing.exit, standing.lastHolderId)
+      found.push(`${JSON.stringify(workId)} is quarantined: ${why}. Lease.lift lets it go again`)
+    }
+    return Effect.forEach(found, (message) => warn(message), { discard: true })
   })
 
   /** Takes over the keys, and tells whether they are others than before. */
@@ -482,7 +502,7 @@ export const make = Effect.fnUntraced(function*(
         return status(
           "quarantined",
           undefined,
-          `${termsWithoutProgress} terms in a row have ended without a checkpoint`
+          whyQuarantined(termsWithoutProgress, standing.exit, standing.lastHolderId)
         )
       case undefined:
         return status("waiting")
