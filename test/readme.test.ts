@@ -15,12 +15,20 @@ import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
 import * as Layer from "effect/Layer"
 import * as References from "effect/References"
+import type * as Scope from "effect/Scope"
 import * as SqlClient from "effect/sql/SqlClient"
 import { TestClock, TestConsole } from "effect/testing"
 import { execFileSync } from "node:child_process"
 import { readdirSync, readFileSync } from "node:fs"
 import { basename, dirname, join } from "node:path"
-import type { Backend, Lease as LeaseModule, LeaseError, Renewal, Work as WorkModule } from "worklease"
+import type {
+  Backend,
+  Lease as LeaseModule,
+  LeaseError,
+  Pool as PoolModule,
+  Renewal,
+  Work as WorkModule
+} from "worklease"
 import { Fence, Lease, Worker } from "worklease"
 import * as Memory from "worklease/layers/Memory"
 import * as Pglite from "worklease/layers/Pglite"
@@ -228,6 +236,24 @@ describe("README.md", () => {
       yield* TestClock.adjust("1 second")
       assert.deepStrictEqual(yield* TestConsole.logLines, ["nobody", "Elected", holderId, "Relinquished", "nobody"])
       assert.isTrue(yield* isHealthy)
+    }).pipe(Effect.provideService(References.MinimumLogLevel, "Warn"), onMemory))
+
+  it.effect("pools", () =>
+    Effect.gen(function*() {
+      const partitions = code<
+        Effect.Effect<PoolModule.Pool, LeaseError.InvalidConfig, Scope.Scope | LeaseModule.Leases>
+      >("partitions")
+      const watch = code<(pool: PoolModule.Pool) => Effect.Effect<void>>("watch")
+      const pool = yield* partitions
+      yield* Effect.forkScoped(watch(pool))
+      yield* TestClock.adjust("5 seconds")
+      const stopping = yield* Effect.forkScoped(pool.shutdown)
+      yield* TestClock.adjust("1 second")
+      yield* Fiber.join(stopping)
+      const lines = yield* TestConsole.logLines
+      assert.isTrue(lines.join().includes("4,at work"))
+      assert.deepStrictEqual(lines.slice(-2), [0, "at work"])
+      assert.strictEqual((yield* Lease.acquire("partition:3")).prior.exit, "yielded")
     }).pipe(Effect.provideService(References.MinimumLogLevel, "Warn"), onMemory))
 
   it.effect("the policy", () =>
