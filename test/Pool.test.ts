@@ -245,6 +245,25 @@ describe("Pool", () => {
         assert.deepStrictEqual(after.map(({ begun }) => begun.length), [10, 10, 10, 10])
       }).pipe(onMemory))
 
+    it.effect("who stays in a high place when many have left is still seen by those who come", () =>
+      Effect.gen(function*() {
+        const options = { keys: keysOf(60), run: untilAsked }
+        const all = yield* Effect.forEach(keysOf(40), (name) => start(name, options), { concurrency: "unbounded" })
+        yield* TestClock.adjust("10 seconds")
+        const backend = yield* Backend.Backend
+        const slots = yield* backend.inspect({
+          workIds: Array.from({ length: 40 }, (_, slot) => `partition/member:${slot}`),
+          states: false
+        })
+        const high = slots.slice(-2).map(({ term }) => Option.getOrThrow(term).holderId)
+        const staying = all.filter(({ holderId }) => high.includes(holderId))
+        for (const process of all) if (!staying.includes(process)) yield* process.close
+        yield* TestClock.adjust("1 second")
+        const late = yield* start("late", options)
+        yield* TestClock.adjust("20 seconds")
+        assert.deepStrictEqual(loads(...staying, late), [20, 20, 20])
+      }).pipe(onMemory))
+
     it.effect("who has lost its place takes another one, and its work goes on meanwhile", () =>
       Effect.gen(function*() {
         const backend = yield* Backend.Backend
@@ -290,6 +309,16 @@ describe("Pool", () => {
         yield* SubscriptionRef.set(keys, ["y", "z"])
         yield* TestClock.adjust("5 seconds")
         assert.deepStrictEqual([...a.working].sort(), ["y", "z"])
+      }).pipe(onMemory))
+
+    it.effect("that are not known yet give a process no share", () =>
+      Effect.gen(function*() {
+        const a = yield* start("a", { keys: keysOf(4) })
+        yield* TestClock.adjust("5 seconds")
+        const b = yield* start("b", { keys: Stream.concat(Stream.never, Stream.succeed([])) })
+        yield* TestClock.adjust("1 minute")
+        assert.deepStrictEqual(loads(a, b), [4, 0])
+        assert.strictEqual(a.begun.length, 4)
       }).pipe(onMemory))
 
     it.effect("that cannot be read stay as they were, which is logged once", () =>
@@ -645,6 +674,14 @@ describe("Pool", () => {
         assert.strictEqual(yield* refused({ rerunAfter: -1 }), "rerunAfter")
         assert.strictEqual(yield* refused({ memberId: "" }), "memberId")
         assert.strictEqual(yield* refused({ name: "n".repeat(500) }), "name")
+      }).pipe(Effect.scoped, Effect.provide(Lease.layer), onMemory))
+
+    it.effect("a process is a member of a pool once at a time", () =>
+      Effect.gen(function*() {
+        const pool = Pool.make({ work: Work.make("w"), keys: [], run: () => Effect.void })
+        yield* Effect.scoped(pool)
+        yield* pool
+        assert.strictEqual((yield* Effect.flip(pool)).field, "name")
       }).pipe(Effect.scoped, Effect.provide(Lease.layer), onMemory))
 
     it.effect("the work may read its lease, and what it needs, from where the pool was made", () =>

@@ -58,6 +58,9 @@ const lookEvery = 10
 /** So many times it sees that another does not take what is its own before it takes it itself. */
 const patience = 3
 
+/** The pools of each process: two of one name would be one member, and run twice its share. */
+const pools = new WeakMap<Leases["Service"], Set<string>>()
+
 const reportEvery = Duration.seconds(5)
 
 const annotated = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
@@ -110,6 +113,17 @@ export const make = Effect.fnUntraced(function*(
     rerunAfter: options.rerunAfter === undefined ? Infinity : yield* positive("rerunAfter", options.rerunAfter),
     idleGrace: yield* positive("idleGrace", options.idleGrace ?? "1 minute", false)
   }
+
+  const names = pools.get(leases) ?? new Set()
+  pools.set(leases, names)
+  if (names.has(name)) {
+    return yield* new InvalidConfig({
+      field: "name",
+      why: `this process is already a member of the pool ${JSON.stringify(name)}`
+    })
+  }
+  names.add(name)
+  yield* Effect.addFinalizer(() => Effect.sync(() => names.delete(name)))
 
   const title = `Pool ${JSON.stringify(name)}`
   const warn = (message: string, cause?: Cause.Cause<unknown>): Effect.Effect<void> =>
@@ -238,20 +252,29 @@ export const make = Effect.fnUntraced(function*(
   /** When something changes by itself, in milliseconds from the last look. */
   let changesIn = Infinity
 
+  /** What changes meanwhile is said next time. */
+  const saying = <E>(self: Effect.Effect<void, E>): Effect.Effect<void, E> =>
+    Effect.suspend(() => {
+      unsaid = false
+      return Effect.onError(self, () =>
+        Effect.sync(() => {
+          unsaid = true
+        }))
+    })
+
   const round = Effect.gen(function*() {
+    const keys = yield* source.read
+    // Who knows none would be given a share that it cannot take.
+    if (keys === undefined) return
+    if (learn(keys)) unsaid = true
     const isNew = !members.isJoined()
     if (isNew) {
-      unsaid = true
-      yield* members.join(knownDigest)
+      yield* saying(members.join(knownDigest))
       // Others may start at the same time. What the first of them took it would have to hand over at once.
       yield* Effect.sleep(interval / 10)
     }
-    const keys = yield* source.read
-    const hasNewKeys = keys !== undefined && learn(keys)
-    if (unsaid || hasNewKeys) {
-      unsaid = true
-      yield* members.say({ isLeaving: false, keys: knownDigest })
-      unsaid = false
+    if (unsaid) {
+      yield* saying(members.say({ isLeaving: false, keys: knownDigest }))
       isSettled = false
     }
     const roll = yield* members.read
@@ -307,6 +330,7 @@ export const make = Effect.fnUntraced(function*(
   const act = Effect.fnUntraced(function*(all: ReadonlyArray<Member>) {
     const self = all.find((member) => member.holderId === holderId)
     if (self === undefined) return
+    const holders = new Set(all.map((member) => member.holderId))
     const shared = [...views.values()].filter((view): view is View & { standing: { _tag: "Held" | "Free" } } =>
       view.standing._tag === "Held" || view.standing._tag === "Free"
     )
@@ -352,9 +376,8 @@ export const make = Effect.fnUntraced(function*(
           isSettled = false
         }
       } else if (standing._tag === "Held") {
-        const isMembers = all.some((member) => member.holderId === standing.holderId)
         // What is held by nobody of the pool may expire.
-        if (!isMembers) changesIn = Math.min(changesIn, standing.remaining)
+        if (!holders.has(standing.holderId)) changesIn = Math.min(changesIn, standing.remaining)
         else if (to?.holderId !== standing.holderId) isSettled = false
       } else if (to?.presence === "absent") changesIn = Math.min(changesIn, ttl - standing.sinceEnd)
       else if (to !== undefined) {
