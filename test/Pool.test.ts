@@ -446,6 +446,26 @@ describe("Pool", () => {
         assert.deepStrictEqual([...a.working], ["00001"])
       }).pipe(Effect.scoped, silently, onMemory))
 
+    it.effect("what cannot begin because the backend is out of reach is told once, and begins afterwards", () =>
+      logged((messages) =>
+        Effect.gen(function*() {
+          const { intercept, restore } = yield* Intercepted.Intercepted
+          yield* intercept((call, { items, operation }) =>
+            operation === "acquire" && items[0].workId !== "partition/member:0"
+              ? Effect.fail(Intercepted.unreachable(operation, "rejected"))
+              : call
+          )
+          const a = yield* start("a", { keys: keysOf(100) })
+          yield* TestClock.adjust("5 seconds")
+          assert.deepStrictEqual(messages, [
+            "Pool \"partition\": could not begin the work of \"partition:00000\" and of 99 others"
+          ])
+          yield* restore
+          yield* TestClock.adjust("10 seconds")
+          assert.deepStrictEqual(loads(a), [100])
+        })
+      ).pipe(Effect.provide(Intercepted.layer)))
+
     it.effect("while the backend does not answer, what runs goes on, and the pool recovers", () =>
       Effect.gen(function*() {
         const backend = yield* Backend.Backend

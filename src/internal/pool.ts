@@ -203,6 +203,22 @@ export const make = Effect.fnUntraced(function*(
     )
   }
 
+  /** What happens to many at once, as when the backend is out of reach, is told once in a round. */
+  const troubles = new Map<string, { readonly workId: string; readonly cause: Cause.Cause<unknown>; count: number }>()
+  const note = (what: string, workId: string, cause: Cause.Cause<unknown>) => {
+    const trouble = troubles.get(what)
+    if (trouble === undefined) troubles.set(what, { workId, cause, count: 1 })
+    else trouble.count++
+  }
+  const tellTroubles = Effect.suspend(() => {
+    const told = [...troubles]
+    troubles.clear()
+    return Effect.forEach(told, ([what, { cause, count, workId }]) => {
+      const others = count === 1 ? "" : ` and of ${count - 1} others`
+      return warn(`${what} of ${JSON.stringify(workId)}${others}`, cause)
+    }, { discard: true })
+  })
+
   /** What the work itself fails with is paced by what is stored; what it could not begin for is paced here. */
   const settle = (run: Run, cause: Cause.Cause<unknown>): Effect.Effect<void> => {
     const { isAdopted, term, workId } = run
@@ -212,14 +228,16 @@ export const make = Effect.fnUntraced(function*(
       if (error?._tag === "Yielded" && (term.handedOff !== undefined || term.overran)) {
         return term.overran ? warn(`${quoted} did not hand over in time, and was interrupted`) : Effect.void
       }
-      return warn(term.loss === undefined ? `the work of ${quoted} failed` : `the lease on ${quoted} was lost`, cause)
+      if (term.loss === undefined) return warn(`the work of ${quoted} failed`, cause)
+      note("lost the lease", workId, cause)
+      return Effect.void
     }
     // What it lost to another, or what has been quarantined since it was read.
     if ((isAdopted && error?._tag === "LeaseHeld") || error?._tag === "Quarantined") return Effect.void
     const times = (failures.get(workId)?.times ?? 0) + 1
-    return Effect.flatMap(Random.next, (jitter) => {
+    return Effect.map(Random.next, (jitter) => {
       failures.set(workId, { times, at: Window.now(clock), pause: pauseOf(times, jitter) })
-      return warn(`could not begin the work of ${quoted}`, cause)
+      note("could not begin the work", workId, cause)
     })
   }
 
@@ -436,6 +454,7 @@ export const make = Effect.fnUntraced(function*(
   let isFailing = false
   const rounds = Effect.gen(function*() {
     while (true) {
+      yield* tellTroubles
       const exit = yield* Effect.exit(round)
       if (isStopping) return
       if (Exit.isFailure(exit) && !isFailing) yield* warn("a round failed; what runs goes on", exit.cause)
@@ -473,6 +492,7 @@ export const make = Effect.fnUntraced(function*(
     yield* Fiber.interrupt(said)
     yield* members.leave
     yield* Scope.close(runsScope, Exit.void)
+    yield* tellTroubles
     if (running.length > 0) yield* inform("shut down: nothing is at work any more")
     changed()
   })
