@@ -4,6 +4,7 @@ import { TestClock } from "effect/testing"
 import { Backend, Checkpoint, Lease, Pool, Work } from "worklease"
 import * as Memory from "worklease/layers/Memory"
 import { TestBackend } from "worklease/testing"
+import * as Intercepted from "./support/Intercepted.ts"
 import {
   counted,
   counting,
