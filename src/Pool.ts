@@ -168,7 +168,8 @@ export interface Options<W extends Work.Any, A, EX, R, EK, RK> {
   /**
    * The work of one work ID, as `Worker.run` runs it. When it succeeds, the
    * work ID has finished; when it fails, that is logged, and it is run again
-   * after a pause, by this or another member.
+   * after a pause, by this or another member. It has a scope of its own, which
+   * closes before its lease is released.
    */
   readonly run: (work: Lease<Work.State<W>>, key: string) => Effect.Effect<A, EX, R>
   /**
@@ -184,7 +185,12 @@ export interface Options<W extends Work.Any, A, EX, R, EK, RK> {
    * from 1 to 1,000,000. Defaults to 10,000.
    */
   readonly capacity?: number | undefined
-  /** For how long work that has been asked to yield may go on before it is interrupted. Defaults to 30 seconds. */
+  /**
+   * For how long work that has been asked to yield may go on before it is
+   * interrupted. A shutdown takes as long at the most, beside the finalizers of
+   * the work: stay below the time that your platform grants. Defaults to 30
+   * seconds.
+   */
   readonly handoffTimeout?: Duration.Input | undefined
   /** How long a round is, ±10 %. Defaults to a tenth of the policy's `ttl`. */
   readonly interval?: Duration.Input | undefined
@@ -221,7 +227,7 @@ export const make: <W extends Work.Any, A, EX, R, EK = never, RK = never>(
 ) => Effect.Effect<
   Pool,
   InvalidConfig,
-  Scope.Scope | Leases | Work.Services<W> | RK | Exclude<R, CurrentLease>
+  Scope.Scope | Leases | Work.Services<W> | RK | Exclude<R, CurrentLease | Scope.Scope>
 > = internal.make as never
 
 /**
@@ -239,5 +245,5 @@ export const layer = <W extends Work.Any, A, EX, R, EK = never, RK = never>(
 ): Layer.Layer<
   never,
   InvalidConfig,
-  Leases | Work.Services<W> | Exclude<RK | Exclude<R, CurrentLease>, Scope.Scope>
+  Leases | Work.Services<W> | Exclude<RK, Scope.Scope> | Exclude<R, CurrentLease | Scope.Scope>
 > => Layer.effectDiscard(make(options)) as never

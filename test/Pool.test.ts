@@ -256,8 +256,8 @@ describe("Pool", () => {
           workIds: Array.from({ length: 40 }, (_, slot) => `partition/member:${slot}`),
           states: false
         })
-        const high = slots.slice(-2).map(({ term }) => Option.getOrThrow(term).holderId)
-        const staying = all.filter(({ holderId }) => high.includes(holderId))
+        const high = new Set(slots.slice(-2).map(({ term }) => Option.getOrThrow(term).holderId))
+        const staying = all.filter(({ holderId }) => high.has(holderId))
         for (const process of all) if (!staying.includes(process)) yield* process.close
         yield* TestClock.adjust("1 second")
         const late = yield* start("late", options)
@@ -716,6 +716,28 @@ describe("Pool", () => {
         yield* TestClock.adjust("5 seconds")
         assert.strictEqual(yield* Deferred.await(seen), "w:x")
       }).pipe(Effect.scoped, Effect.provide(Lease.layer), onMemory))
+
+    it.effect("each work has a scope of its own, which closes before its lease is released", () =>
+      Effect.gen(function*() {
+        const log: Array<string> = []
+        const backend = yield* Backend.Backend
+        const noting = Layer.succeed(
+          Backend.Backend,
+          Backend.Backend.of({
+            ...backend,
+            release: (requests) => Effect.andThen(Effect.sync(() => log.push("released")), backend.release(requests))
+          })
+        )
+        yield* Effect.gen(function*() {
+          yield* Pool.make({
+            work: Work.make("w"),
+            keys: ["x"],
+            run: () => Effect.acquireRelease(Effect.void, () => Effect.sync(() => log.push("closed")))
+          })
+          yield* TestClock.adjust("5 seconds")
+          assert.deepStrictEqual(log, ["closed", "released"])
+        }).pipe(Effect.scoped, Effect.provide(Layer.provide(Lease.layer, noting)))
+      }).pipe(onMemory))
 
     it.effect("pools of the same name share members, also if their work differs", () =>
       Effect.gen(function*() {

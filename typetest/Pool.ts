@@ -45,8 +45,13 @@ void p6
 const p7 = Pool.make({ work: W.id("a"), keys: [], run: () => Effect.void })
 void p7
 
+// ---- each work has a scope of its own
+declare const scoped: Effect.Effect<void, never, Svc | Scope.Scope>
+const l0 = Pool.layer({ work: Plain, keys: [], run: () => scoped })
+check<Same<typeof l0, Layer.Layer<never, Err.InvalidConfig, Lease.Leases | Svc>>>()
+
 // ---- a layer provides nothing, and brings its own scope
-const l1 = Pool.layer({ work: W, keys, run: () => Effect.scoped(task) })
+const l1 = Pool.layer({ work: W, keys, run: () => task })
 check<Same<typeof l1, Layer.Layer<never, Err.InvalidConfig, Lease.Leases | Dec | Enc | Svc>>>()
 
 // ---- status

@@ -186,11 +186,7 @@ export const make = Effect.fnUntraced(function*(
       failures.delete(workId)
       unsaid = true
       changed()
-      return Effect.provideService(
-        options.run(lease as never, key),
-        CurrentLease,
-        lease
-      ) as Effect.Effect<unknown, unknown>
+      return Effect.scoped(Effect.provideService(options.run(lease as never, key), CurrentLease, lease))
     }, { wait: !run.isAdopted, policy, quarantineAfter })
     return (pause > 0 ? Effect.andThen(Effect.sleep(pause), working) : working).pipe(
       Effect.onExit((exit) => {
