@@ -132,8 +132,7 @@ const program = Effect.gen(function*() {
   yield* Console.log(`${messages} messages, each of them processed once.`)
 }).pipe(
   Effect.scoped,
-  Effect.provide(Lease.layerWith({ holderId: "operator", ...policy })),
-  Effect.provide(Memory.layer),
+  Effect.provide(Lease.layerWith({ holderId: "operator", ...policy }).pipe(Layer.provideMerge(Memory.layer))),
   // The pool warns of what fails, which the example tells itself.
   Effect.provideService(References.MinimumLogLevel, "Error")
 )

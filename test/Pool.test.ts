@@ -75,6 +75,29 @@ describe("Pool", () => {
         assert.strictEqual(a.begun.length, 2)
       }).pipe(onMemory))
 
+    it.effect("no process has more at once than its capacity, also while what it had is still leaving", () =>
+      Effect.gen(function*() {
+        let keys = keysOf(2)
+        let most = 0
+        const slow: Run = (work) =>
+          Effect.andThen(
+            work.awaitYieldRequest,
+            Effect.andThen(Effect.sleep("10 seconds"), work.handOff({ offset: 1 }))
+          )
+        const a = yield* start("a", { capacity: 2, keys: Effect.sync(() => keys), run: slow })
+        const passing = Effect.gen(function*() {
+          for (let i = 0; i < 60; i++) {
+            yield* TestClock.adjust("500 millis")
+            most = Math.max(most, a.working.size)
+          }
+        })
+        yield* passing
+        keys = keysOf(2, 2)
+        yield* passing
+        assert.strictEqual(most, 2)
+        assert.deepStrictEqual([...a.working].sort(), [...keysOf(2, 2)])
+      }).pipe(onMemory))
+
     it.effect("the share of a process that crashes is taken when its leases have expired", () =>
       Effect.gen(function*() {
         const backend = yield* TestBackend.TestBackend
