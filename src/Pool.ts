@@ -153,7 +153,11 @@ export interface Pool {
  */
 export interface Options<W extends Work.Any, A, EX, R, EK, RK> {
   readonly work: W
-  /** Pools of the same name share their members. Defaults to the name of the work. At most 498 UTF-8 bytes. */
+  /**
+   * Pools of the same name share their members, whose leases have the work IDs
+   * `name/member:0`, `name/member:1`, and so on. At most 498 UTF-8 bytes.
+   * Defaults to the name of the work.
+   */
   readonly name?: string | undefined
   /**
    * The keys of the work IDs: an iterable or an effect, which are read in each

@@ -104,6 +104,10 @@ interface Slot {
 /** So many slots are read at the least. */
 const fewest = 16
 
+/** How often it looks for another place at once where others were faster, and how many milliseconds it waits then. */
+const triesAtOnce = 6
+const pauseBetweenTries = 200
+
 /** So many starts of a process with a stable identity are remembered. */
 const remembered = 4
 
@@ -256,6 +260,7 @@ export const make = (leases: Leases["Service"], options: {
       const sitting = sit(free[yield* Random.nextIntBetween(0, among, { halfOpen: true })], false)
       const seat = yield* Effect.catchTag(sitting, "LeaseHeld", () => Effect.undefined)
       if (seat !== undefined) return seat
+      if (tries >= triesAtOnce) yield* Effect.sleep((yield* Random.next) * pauseBetweenTries)
       slots = yield* readSlots
     }
   })

@@ -108,22 +108,26 @@ export const plan = (
   return assigned
 }
 
-/** Who is bound to have another number than its share has it, and the others share what remains. */
 const setTargets = (sides: ReadonlyArray<Side>, count: number): void => {
-  let sharing = sides.filter(({ member }) => member.presence !== "leaving")
+  const capacity = sides.reduce((sum, { member }) => member.presence === "leaving" ? sum : sum + member.capacity, 0)
   let remaining = count
+  for (const side of sides) {
+    if (side.member.presence !== "absent") continue
+    // Rounded up whatever the others have, so that it does not change while they take what is theirs.
+    const share = Math.ceil(side.member.capacity * Math.min(1, count / capacity))
+    side.target = Math.min(share, side.held.length + side.owned.length, remaining)
+    remaining -= side.target
+  }
+  let sharing = sides.filter(({ member }) => member.presence === "present")
   while (true) {
     share(sharing, remaining)
-    const bound = sharing.filter((side) => {
-      const target = side.member.presence === "absent"
-        ? Math.min(side.target, side.held.length + side.owned.length)
-        : Math.max(side.target, side.pinned)
-      if (target === side.target) return false
-      side.target = target
-      return true
-    })
+    // Who has to keep more than its share has that, and the others share what remains.
+    const bound = sharing.filter(({ pinned, target }) => pinned > target)
     if (bound.length === 0) return
-    for (const side of bound) remaining = Math.max(0, remaining - side.target)
+    for (const side of bound) {
+      side.target = side.pinned
+      remaining = Math.max(0, remaining - side.target)
+    }
     sharing = sharing.filter((side) => !bound.includes(side))
   }
 }
