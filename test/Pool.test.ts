@@ -45,6 +45,9 @@ const recordOf = (key: string) =>
     }
   })
 
+/** The same work, of newer code. */
+const Newer = Work.make("partition", Checkpoint.make(Schema.Struct({ offset: Schema.Int }), { version: 2 }))
+
 describe("Pool", () => {
   describe("balance", () => {
     it.effect("one process runs all; a second one gets half of it, and what it leaves goes back", () =>
@@ -382,15 +385,19 @@ describe("Pool", () => {
         })
       ).pipe(onMemory))
 
-    it.effect("that only one member knows are run by that one, and then nothing moves", () =>
+    it.effect("that only one member knows are run by that one, and nothing moves until the others know them", () =>
       Effect.gen(function*() {
-        const a = yield* start("a", { keys: keysOf(4) })
+        let keys = keysOf(4)
+        const a = yield* start("a", { keys: Effect.sync(() => keys) })
         const b = yield* start("b", { keys: keysOf(12) })
         yield* TestClock.adjust("2 minutes")
         assert.deepStrictEqual([...a.working, ...b.working].sort(), [...keysOf(12)])
         const begun = a.begun.length + b.begun.length
         yield* TestClock.adjust("5 minutes")
         assert.strictEqual(a.begun.length + b.begun.length, begun)
+        keys = keysOf(12)
+        yield* TestClock.adjust("30 seconds")
+        assert.deepStrictEqual(loads(a, b), [6, 6])
       }).pipe(onMemory))
   })
 
@@ -445,24 +452,41 @@ describe("Pool", () => {
         })
       ).pipe(onMemory))
 
+    /** Leaves a state of a newer version than the processes know. */
+    const leaveNewer = Effect.fnUntraced(function*(key: string) {
+      const leases = yield* Layer.build(Lease.layerWith({ holderId: "newer" }))
+      yield* Lease.hold(Newer.id(key)).pipe(
+        Effect.flatMap((lease) => lease.checkpoint({ offset: 1 })),
+        Effect.scoped,
+        Effect.provideContext(leases)
+      )
+    })
+
+    it.effect("what cannot begin is tried again after pauses that grow", () => {
+      const counts = new Map<string, number>()
+      return Effect.gen(function*() {
+        yield* leaveNewer("00000")
+        const a = yield* start("a", { keys: keysOf(1), rerunAfter: "1 second" })
+        counts.clear()
+        yield* TestClock.adjust("10 minutes")
+        assert.deepStrictEqual(a.begun, [])
+        // Of 200 rounds. One is of the member.
+        assert.isAtMost(counts.get("acquire")!, 20)
+        assert.isAtLeast(counts.get("acquire")!, 10)
+      }).pipe(Effect.scoped, silently, Effect.provide(Layer.provide(counted(counts), Memory.layer)))
+    })
+
     it.effect("work that one member cannot begin is taken by another one", () =>
       Effect.gen(function*() {
-        // Of a newer version than process a knows.
-        const Newer = Work.make(
-          "partition",
-          Checkpoint.make(Schema.Struct({ offset: Schema.Int }), { version: 2 })
-        )
-        const { token } = yield* Lease.acquire(Newer.id("00000")).pipe(
-          Effect.provide(Lease.layerWith({ holderId: "o" }))
-        )
-        yield* Lease.release(token, "yielded", { offset: 1 }).pipe(Effect.provide(Lease.layerWith({ holderId: "o" })))
-        const a = yield* start("a", { keys: keysOf(2) })
+        yield* leaveNewer("00000")
+        const a = yield* start("a", { keys: keysOf(2), rerunAfter: "1 second" })
         yield* TestClock.adjust("1 second")
         const leases = yield* Layer.build(Lease.layerWith({ holderId: "b" }))
         const newer = new Set<string>()
         yield* Pool.make({
           work: Newer,
           keys: keysOf(2),
+          rerunAfter: "1 second",
           run: (work, key) => Effect.andThen(Effect.sync(() => newer.add(key)), work.awaitYieldRequest)
         }).pipe(Effect.provideContext(leases))
         yield* TestClock.adjust("1 minute")
