@@ -13,7 +13,7 @@ const withFigures = globalThis.process.env["POOL_FIGURES"] !== undefined
 const rounds = (count: number) => count * 1.1 * interval + interval / 4
 
 /** Members come, go, crash and freeze, and keys come and go. At last, those that are frozen go on. */
-const disturb = Effect.fnUntraced(function*(simulation: Simulation, most: number) {
+const disturb = Effect.fnUntraced(function*(simulation: Simulation, most: number, capacity: () => number) {
   const { random } = simulation
   let stable = 0
   for (let events = random.between(3, 15); events > 0; events--) {
@@ -24,7 +24,10 @@ const disturb = Effect.fnUntraced(function*(simulation: Simulation, most: number
       case 0:
       case 1: {
         for (let count = Math.min(random.between(1, 5), most - living.length); count > 0; count--) {
-          yield* simulation.start({ memberId: random.chance(0.3) ? `member-${stable++}` : undefined })
+          yield* simulation.start({
+            memberId: random.chance(0.3) ? `member-${stable++}` : undefined,
+            capacity: capacity()
+          })
         }
         break
       }
@@ -43,7 +46,7 @@ const disturb = Effect.fnUntraced(function*(simulation: Simulation, most: number
       case 6:
         yield* random.chance(0.5) ? simulation.leave(one) : simulation.crash(one)
         yield* simulation.pass(random.between(0, ttl))
-        yield* simulation.start({ memberId: one.memberId })
+        yield* simulation.start({ memberId: one.memberId, capacity: one.capacity })
         break
     }
     if (random.chance(0.2)) simulation.setKeys(random.between(1, 2 * simulation.keys.length))
@@ -99,8 +102,12 @@ describe("Pool, simulated", () => {
             const { random } = simulation
             const most = random.chance(0.2) ? 50 : random.between(1, 12)
             simulation.setKeys(random.between(1, 10 ** random.between(1, 3)))
-            for (let count = random.between(1, Math.min(most, 5)); count > 0; count--) yield* simulation.start()
-            yield* disturb(simulation, most)
+            const isWeighted = random.chance(0.4)
+            const capacity = () => isWeighted ? random.between(1, 40) : 10_000
+            for (let count = random.between(1, Math.min(most, 5)); count > 0; count--) {
+              yield* simulation.start({ capacity: capacity() })
+            }
+            yield* disturb(simulation, most, capacity)
             const took = yield* simulation.converge()
             const begun = simulation.begun
             yield* simulation.pass(100 * interval)

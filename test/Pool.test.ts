@@ -272,6 +272,32 @@ describe("Pool", () => {
         assert.deepStrictEqual(after.map(({ begun }) => begun.length), [10, 10, 10, 10])
       }).pipe(onMemory))
 
+    it.effect("who has a place but has not said who it is yet is no member, whoever had the place before", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        const a = yield* start("a")
+        yield* TestClock.adjust("5 seconds")
+        yield* start("before")
+        yield* TestClock.adjust("5 seconds")
+        yield* intercept((call, { items, operation }) =>
+          items[0].holderId === "before"
+            ? Effect.fail(Intercepted.unreachable(operation, "rejected"))
+            : items[0].holderId === "b" && operation === "checkpoint"
+            ? Effect.never
+            : call
+        )
+        yield* TestClock.adjust("1 minute")
+        const b = yield* start("b")
+        yield* TestClock.adjust("1 minute")
+        assert.deepStrictEqual(loads(a, b), [10, 0])
+        assert.strictEqual(a.begun.length, 15)
+        yield* intercept((call, { items, operation }) =>
+          items[0].holderId === "before" ? Effect.fail(Intercepted.unreachable(operation, "rejected")) : call
+        )
+        yield* TestClock.adjust("1 minute")
+        assert.deepStrictEqual(loads(a, b), [5, 5])
+      }).pipe(silently, Effect.provide(Intercepted.layer)))
+
     it.effect("who stays in a high place when many have left is still seen by those who come", () =>
       Effect.gen(function*() {
         const options = { keys: keysOf(60), run: untilAsked }
