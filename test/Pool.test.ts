@@ -220,6 +220,22 @@ describe("Pool", () => {
         assert.strictEqual(a.begun.length, 5)
       }).pipe(onMemory))
 
+    it.effect("who comes meanwhile does not take the place of one that may come back", () =>
+      Effect.gen(function*() {
+        yield* start("a", { memberId: "pod-0", keys: keysOf(12) })
+        const b = yield* start("b-1", { memberId: "pod-1", keys: keysOf(12) })
+        yield* TestClock.adjust("10 seconds")
+        const had = ran(b)
+        yield* b.close
+        yield* TestClock.adjust("5 seconds")
+        yield* start("c", { keys: keysOf(12) })
+        yield* TestClock.adjust("10 seconds")
+        const again = yield* start("b-2", { memberId: "pod-1", keys: keysOf(12) })
+        yield* TestClock.adjust("10 seconds")
+        assert.strictEqual(again.working.size, 4)
+        assert.isTrue([...again.working].every((key) => had.includes(key)))
+      }).pipe(onMemory))
+
     it.effect("what one had that does not come back is shared after a ttl", () =>
       Effect.gen(function*() {
         const a = yield* start("a", { memberId: "pod-0" })

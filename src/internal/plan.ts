@@ -76,11 +76,11 @@ export const plan = (
     const side = owner === undefined ? undefined : byHolder.get(owner)
     if (item.holderId !== undefined && side === undefined) return
     count++
-    if (side === undefined || side.member.presence === "leaving") free.push(index)
+    if (side === undefined) free.push(index)
     else if (item.holderId !== undefined) {
       if (item.isPinned) pinned.push([side, index])
       else side.held.push(index)
-    } else if (side.member.presence === "present" || item.isRecent) side.owned.push(index)
+    } else if (side.member.presence !== "absent" || item.isRecent) side.owned.push(index)
     else free.push(index)
   })
   for (const [side, index] of pinned.reverse()) {
