@@ -369,6 +369,23 @@ describe("Pool", () => {
         assert.strictEqual((yield* recordOf("00000")).term?.status, "yielded")
       }).pipe(onMemory))
 
+    it.effect("that are gone are not begun by who still waited for them", () =>
+      Effect.gen(function*() {
+        let keys = ["x", "y"]
+        const slow: Run = (work) =>
+          Effect.andThen(
+            work.awaitYieldRequest,
+            Effect.andThen(Effect.sleep("20 seconds"), work.handOff({ offset: 1 }))
+          )
+        const a = yield* start("a", { keys: Effect.sync(() => keys), run: slow })
+        yield* TestClock.adjust("5 seconds")
+        const b = yield* start("b", { keys: Effect.sync(() => keys), run: slow })
+        yield* TestClock.adjust("5 seconds")
+        keys = ["x"]
+        yield* TestClock.adjust("1 minute")
+        assert.deepStrictEqual([[...a.working], b.begun], [["x"], []])
+      }).pipe(onMemory))
+
     it.effect("come from a stream, too", () =>
       Effect.gen(function*() {
         const keys = yield* SubscriptionRef.make<ReadonlyArray<string>>(["x"])
@@ -656,7 +673,7 @@ describe("Pool", () => {
         const cleaned = yield* Deferred.make<void>()
         const a = yield* start("a", {
           keys: ["x"],
-          handoffTimeout: "10 seconds",
+          handoffTimeout: "2 seconds",
           run: () =>
             Effect.onInterrupt(Effect.never, () =>
               Effect.andThen(Effect.sleep("3 seconds"), Deferred.succeed(cleaned, undefined)))
@@ -664,7 +681,8 @@ describe("Pool", () => {
         yield* TestClock.adjust("5 seconds")
         const closing = yield* Effect.forkChild(a.pool.shutdown, { startImmediately: true })
         const again = yield* Effect.forkChild(a.pool.shutdown, { startImmediately: true })
-        yield* TestClock.adjust("12 seconds")
+        // Not with its next renewal, which is later.
+        yield* TestClock.adjust("4 seconds")
         assert.isUndefined(closing.pollUnsafe())
         assert.isFalse(Deferred.isDoneUnsafe(cleaned))
         yield* TestClock.adjust("2 seconds")
