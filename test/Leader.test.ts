@@ -312,8 +312,10 @@ describe("Leader", () => {
         assert.strictEqual(error._tag, "Quarantined")
 
         assert.isTrue(yield* Lease.lift("job"))
+        // Once at least, and not more often than it takes to be quarantined again.
         yield* TestClock.adjust("36 seconds")
-        assert.lengthOf(entries, 3)
+        assert.isAtLeast(entries.length, 3)
+        assert.isAtMost(entries.length, 4)
       }).pipe(intercepted))
 
     it.effect("does not spin with a duty that succeeds at once", () =>
