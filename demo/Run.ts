@@ -2,9 +2,11 @@
  * What is known of the run, from what the worker processes report and from
  * what is done to them: the screen shows it, and the trouble waits for it.
  */
-import { type Clock, Data, Effect } from "effect"
+import type { Clock } from "effect"
 import type { City } from "./Cities.ts"
+import { count, seconds } from "./Format.ts"
 import type { Report } from "./Import.ts"
+import { Story } from "./Story.ts"
 
 /** One holding of a part, as far as it was reported. */
 export interface Term {
@@ -39,32 +41,17 @@ export interface Worker {
   frozenAt: number
 }
 
-export interface Event {
-  readonly at: number
-  readonly kind: "plain" | "kill" | "freeze" | "takeover" | "finish" | "problem"
-  readonly text: string
-}
-
-/** The run cannot go on. */
-export class Stuck extends Data.TaggedError("Stuck")<{ readonly message: string }> {}
-
-export class Run {
+export class Run extends Story {
   readonly parts: ReadonlyArray<Part>
   readonly total: number
   readonly workers: Array<Worker> = []
-  readonly events: Array<Event> = []
-  /** What must not be: any of them fails the run. */
-  readonly problems: Array<string> = []
-  /** Why the run cannot go on, if it cannot. */
-  broken: string | undefined
   /** The time from the last progress of one holder to the first of the next, in milliseconds, of each takeover. */
   readonly gaps: Array<number> = []
   readonly kills: Array<Worker> = []
   readonly freezes: Array<{ readonly worker: Worker; readonly millis: number; readonly lost: number }> = []
-  private readonly clock: Clock.Clock
-  private readonly startedAt: number
 
   constructor(parts: ReadonlyArray<ReadonlyArray<City>>, workIdOf: (part: number) => string, clock: Clock.Clock) {
+    super(clock)
     this.parts = parts.map((cities, number) => ({
       number,
       workId: workIdOf(number),
@@ -75,13 +62,6 @@ export class Run {
       finished: false
     }))
     this.total = parts.reduce((total, cities) => total + cities.length, 0)
-    this.clock = clock
-    this.startedAt = clock.currentTimeMillisUnsafe()
-  }
-
-  /** The milliseconds since the start. */
-  get now(): number {
-    return this.clock.currentTimeMillisUnsafe() - this.startedAt
   }
 
   get imported(): number {
@@ -97,30 +77,6 @@ export class Run {
     return this.parts.filter((part) => !part.finished).map((part) => part.terms.at(-1))
       .filter((term) => term !== undefined)
       .filter((term) => term.worker === worker && term.lost === undefined)
-  }
-
-  note(kind: Event["kind"], text: string): void {
-    for (const line of text.split("\n")) this.events.push({ at: this.now, kind, text: line })
-  }
-
-  problem(text: string): void {
-    this.problems.push(text)
-    this.note("problem", text)
-  }
-
-  /** Waits until something is so. Fails if it takes too long, or the run is broken. */
-  until(what: string, condition: () => boolean, seconds = 90): Effect.Effect<void, Stuck> {
-    return Effect.suspend(() => {
-      const deadline = this.now + seconds * 1000
-      const wait: Effect.Effect<void, Stuck> = Effect.suspend(() => {
-        if (this.broken !== undefined) return Effect.fail(new Stuck({ message: this.broken }))
-        if (condition()) return Effect.void
-        return this.now > deadline
-          ? Effect.fail(new Stuck({ message: `Waited for ${seconds} s in vain: ${what}` }))
-          : Effect.andThen(Effect.sleep(20), wait)
-      })
-      return wait
-    })
   }
 
   reported(worker: Worker, report: Report): void {
@@ -186,13 +142,6 @@ export class Run {
 
 /** The records of a part that are in the table, by what was reported. */
 export const importedOf = (part: Part): number => part.terms.reduce((next, term) => Math.max(next, term.next), 0)
-
-export const count = (count: number): string => count.toLocaleString("en-US")
-
-export const seconds = (millis: number): string => `${(millis / 1000).toFixed(1)} s`
-
-/** "1 kill", "2 kills". */
-export const plural = (number: number, thing: string): string => `${count(number)} ${thing}${number === 1 ? "" : "s"}`
 
 /** "import:0, 3 and 7". */
 export const workIdsOf = (terms: ReadonlyArray<Term>): string => {

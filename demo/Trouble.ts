@@ -5,8 +5,9 @@
  * Everything random is drawn beforehand, so that a seed stands for one plan.
  */
 import { Effect, Random } from "effect"
+import { count, seconds } from "./Format.ts"
 import type { Processes } from "./Processes.ts"
-import { count, type Run, seconds, type Term, workIdsOf } from "./Run.ts"
+import { type Run, type Term, workIdsOf } from "./Run.ts"
 import * as Store from "./Store.ts"
 
 interface Blow {

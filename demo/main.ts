@@ -11,11 +11,13 @@ import { Clock, Data, Effect, Option, Random, Runtime, Schema } from "effect"
 import { Command, Flag } from "effect/cli"
 import * as Check from "./Check.ts"
 import * as Cities from "./Cities.ts"
+import { count, plural, seconds } from "./Format.ts"
 import { ttl, workId } from "./Import.ts"
 import * as Processes from "./Processes.ts"
-import { count, plural, Run, seconds, type Worker } from "./Run.ts"
+import { Run, type Worker } from "./Run.ts"
 import * as Screen from "./Screen.ts"
 import * as Store from "./Store.ts"
+import * as Terminal from "./Terminal.ts"
 import * as Trouble from "./Trouble.ts"
 
 const atLeast = (minimum: number) => Schema.Int.check(Schema.isGreaterThanOrEqualTo(minimum))
@@ -66,7 +68,7 @@ const command = Command.make(
     const plan = yield* Random.withSeed(Trouble.plan(options.kills), seed)
     const parts = Cities.load(records)
     const run = new Run(parts, (part) => workId(part).value, yield* Clock.Clock)
-    yield* Screen.print([
+    yield* Terminal.print([
       [["An import that survives murder", "bold"], [
         `  (again: npm start -- --seed ${seed}${options.backend === "redis" ? " --backend redis" : ""})`,
         "dim"
@@ -119,10 +121,10 @@ const judge = Effect.fnUntraced(function*(run: Run, parts: ReadonlyArray<Readonl
     run.problems.push(`${count(zombies)} rows were written under a fencing token after a later one had been`)
   }
   if (run.problems.length > 0) {
-    yield* Screen.print([
+    yield* Terminal.print([
       [],
       [["The import has not survived:", "bold"]],
-      ...run.problems.map((problem): Screen.Line => [["  ✗ ", "red"], [problem]])
+      ...run.problems.map((problem): Terminal.Line => [["  ✗ ", "red"], [problem]])
     ])
     return yield* new NotSurvived()
   }
@@ -138,10 +140,10 @@ const judge = Effect.fnUntraced(function*(run: Run, parts: ReadonlyArray<Readonl
     }),
     `${gaps.length} takeovers, with gaps of ${shortest} to ${longest} (median ${median})`
   ]
-  yield* Screen.print([
+  yield* Terminal.print([
     [],
     [["The import has survived", "bold"], [`, in ${seconds(run.now)}:`]],
-    ...facts.map((fact): Screen.Line => [["  ✓ ", "green"], [fact]])
+    ...facts.map((fact): Terminal.Line => [["  ✓ ", "green"], [fact]])
   ])
 })
 

@@ -4,7 +4,7 @@
  */
 import { Duration, Effect, Layer, Schema } from "effect"
 import { Lease, Worker } from "worklease"
-import * as Counted from "../Counted.ts"
+import * as Counted from "../../support/CountedBackend.ts"
 import * as Database from "../Database.ts"
 import { monotonicMillis } from "../Measure.ts"
 import * as Program from "../Program.ts"

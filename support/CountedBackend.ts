@@ -1,5 +1,6 @@
 /**
- * Counts the statements of a backend: one per call of an operation.
+ * Counts the statements of a backend: one per call of an operation. Those of
+ * wake-ups are not among them.
  */
 import { Effect, Layer } from "effect"
 import { Backend } from "worklease"
@@ -10,13 +11,14 @@ export interface Counts {
   items: number
 }
 
-export type Operation = "acquire" | "renew" | "checkpoint" | "release"
+export type Operation = "acquire" | "renew" | "checkpoint" | "release" | "inspect"
 
 export const make = (): Record<Operation, Counts> => ({
   acquire: { statements: 0, items: 0 },
   renew: { statements: 0, items: 0 },
   checkpoint: { statements: 0, items: 0 },
-  release: { statements: 0, items: 0 }
+  release: { statements: 0, items: 0 },
+  inspect: { statements: 0, items: 0 }
 })
 
 /** Wraps the backend below. Each reply is shown to `onReply`, with what it answers. */
@@ -46,7 +48,13 @@ export const layer = (
         acquire: count("acquire", backend.acquire),
         renew: count("renew", backend.renew),
         checkpoint: count("checkpoint", backend.checkpoint),
-        release: count("release", backend.release)
+        release: count("release", backend.release),
+        inspect: (options) =>
+          Effect.suspend(() => {
+            counts.inspect.statements++
+            counts.inspect.items += options.workIds.length
+            return backend.inspect(options)
+          })
       }))
   )
 }
