@@ -236,6 +236,33 @@ describe("Pool", () => {
         assert.isTrue([...again.working].every((key) => had.includes(key)))
       }).pipe(onMemory))
 
+    it.effect("one that has taken its place again, and has not yet said who it is, gets what it had all the same", () =>
+      Effect.gen(function*() {
+        const a = yield* start("a", { memberId: "pod-0" })
+        const b = yield* start("b-1", { memberId: "pod-1" })
+        const c = yield* start("c", { memberId: "pod-2" })
+        yield* TestClock.adjust("10 seconds")
+        const had = [...b.working].sort()
+        yield* b.close
+        yield* TestClock.adjust("5 seconds")
+        // Its checkpoints take long: so does the one that says who it is.
+        const slow = Layer.effect(
+          Backend.Backend,
+          Effect.map(Backend.Backend, (backend) =>
+            Backend.Backend.of({
+              ...backend,
+              checkpoint: (requests) => Effect.delay(backend.checkpoint(requests), "4 seconds")
+            }))
+        )
+        const again = yield* Effect.provide(
+          start("b-2", { memberId: "pod-1", lease: { operationTimeout: "9 seconds" } }),
+          slow
+        )
+        yield* TestClock.adjust("20 seconds")
+        assert.deepStrictEqual([...again.working].sort(), had)
+        assert.deepStrictEqual([a.begun.length, c.begun.length].sort(), [3, 4])
+      }).pipe(onMemory))
+
     it.effect("what one had that does not come back is shared after a ttl", () =>
       Effect.gen(function*() {
         const a = yield* start("a", { memberId: "pod-0" })

@@ -99,6 +99,8 @@ interface Slot {
   readonly sinceEnd: number
   /** None if its holder has not written yet. */
   readonly state: State | undefined
+  /** In that case, what is left of the holder before. */
+  readonly before: State | undefined
 }
 
 /** So many slots are read at the least. */
@@ -145,12 +147,15 @@ export const make = (leases: Leases["Service"], options: {
       known = { bytes: stored.bytes, state: Option.getOrUndefined(state) }
       decoded.set(workId, known)
     }
+    const state = stored === undefined ? undefined : known?.state
+    const isOwn = state?.holderId === term.holderId
     return {
       slot: Number(workId.slice(work.name.length + 1)),
       fencingToken: term.fencingToken,
       status: term.status === "held" || term.status === "yielded" ? term.status : "ended",
       sinceEnd: Duration.toMillis(term.sinceEnd),
-      state: stored === undefined || known?.state?.holderId !== term.holderId ? undefined : known.state
+      state: isOwn ? state : undefined,
+      before: isOwn ? undefined : state
     }
   })
 
@@ -185,11 +190,15 @@ export const make = (leases: Leases["Service"], options: {
     const members: Array<Member> = []
     const makeUp: Array<string> = []
     const present = new Set(slots.filter(({ status }) => status === "held").map(({ state }) => state?.memberId))
-    for (const { sinceEnd, slot, state, status } of slots) {
+    for (const { before, sinceEnd, slot, state: own, status } of slots) {
+      // Who comes back has taken its place before it can say who it is: until then it is as absent as it was.
+      const isBack = own === undefined && status === "held" && before?.memberId !== undefined
+      const state = isBack ? before : own
       if (state === undefined || members.some((_) => _.holderId === state.holderId)) continue
       const { capacity, formerly, holderId, isLeaving, keys, memberId } = state
       const mayComeBack = memberId !== undefined
-      const isAbsent = status === "yielded" && mayComeBack && sinceEnd < grace && !present.has(memberId)
+      const isAbsent = mayComeBack && !present.has(memberId) && (isBack || (status === "yielded" && sinceEnd < grace))
+      if (isBack && !isAbsent) continue
       if (status !== "held" && !isAbsent) continue
       const presence = isAbsent || (isLeaving && mayComeBack) ? "absent" : isLeaving ? "leaving" : "present"
       members.push({ slot, holderId, formerly, capacity, presence })
