@@ -1,6 +1,6 @@
 /** Pools of real processes on real servers. Whether two executions overlap is told by the store. */
 import { assert, describe, it } from "@effect/vitest"
-import { Effect, Layer, type Scope } from "effect"
+import { Effect, type Scope } from "effect"
 import { type ChildProcess, spawn } from "node:child_process"
 import { fileURLToPath } from "node:url"
 import * as RedisServer from "../support/RedisServer.ts"
@@ -9,6 +9,9 @@ import type * as PoolMember from "./support/PoolMember.ts"
 import { freshDatabase } from "./support/Postgres.ts"
 import * as Redis from "./support/Redis.ts"
 import { eventually, pause } from "./support/Sessions.ts"
+
+/** Prints figures, and measures them on every backend. */
+const withFigures = globalThis.process.env["POOL_FIGURES"] !== undefined
 
 interface Member {
   readonly holderId: string
@@ -73,11 +76,13 @@ const balanced = (keys: number, members: ReadonlyArray<Member>, millis = 40_000)
     Effect.gen(function*() {
       yield* pause(50)
       const each = loads(yield* executions, members)
-      if (process.env.DEBUG_LOADS) console.log(Math.round(performance.now()), each.join(" "), JSON.stringify(total(members)))
       return each.reduce((sum, load) => sum + load, 0) === keys && Math.max(...each) - Math.min(...each) <= 1
     }),
     millis
   )
+
+const says = (member: Member, tag: "Started" | "Began" | "Asked") =>
+  eventually(`${member.holderId} says ${tag}`, Effect.sync(() => member.said.some(({ _tag }) => _tag === tag)))
 
 const sum = (numbers: ReadonlyArray<number>) => numbers.reduce((sum, number) => sum + number, 0)
 
@@ -91,7 +96,9 @@ const total = (members: ReadonlyArray<Member>): PoolMember.Counts =>
   }))
 
 const figures = (what: string, figures: Readonly<Record<string, unknown>>) =>
-  Effect.sync(() => console.log(`${what}: ${JSON.stringify(figures)}`))
+  Effect.sync(() => {
+    if (withFigures) console.log(`${what}: ${JSON.stringify(figures)}`)
+  })
 
 const gapsOf = (all: ReadonlyArray<Executions.Execution>) => {
   const gaps = all.flatMap(({ gaps }) => gaps).sort((a, b) => a - b)
@@ -117,7 +124,10 @@ const onRedis = <A, E>(test: (url: string) => Effect.Effect<A, E, Executions.Exe
     return yield* Effect.provide(test(url), Executions.layer(url))
   }).pipe(Effect.scoped)
 
-const suite = (name: string, on: typeof onPostgres) => {
+/** What costs much time is tested on one of the two only, unless figures are wanted. */
+const suite = (name: "PostgreSQL" | "Redis", on: typeof onPostgres) => {
+  const isOther = name === "Redis"
+
   const rolling = (isStable: boolean) => (url: string) =>
     Effect.gen(function*() {
       const keys = 600
@@ -177,14 +187,158 @@ const suite = (name: string, on: typeof onPostgres) => {
       })
     })
 
-  describe(`pools of processes on ${name}`, () => {
-    it.live("600 work IDs survive a rolling restart of six", () => on(rolling(false)), 150_000)
+  const keys = 20
+  const handoff = { keys, ttl: 3000, interval: 300, handoffTimeout: 2000, linger: 1000 }
 
-    it.live("600 work IDs come back in a rolling restart of six with stable member IDs", () => on(rolling(true)), 150_000)
+  /** Who hands over half of it, and who waits for that. */
+  const inMidHandoff = Effect.fnUntraced(function*(url: string) {
+    const holder = yield* start({ ...handoff, url, holderId: "holder" })
+    yield* balanced(keys, [holder])
+    const receiver = yield* start({ ...handoff, url, holderId: "receiver" })
+    yield* says(holder, "Asked")
+    return { holder, receiver }
+  })
+
+  /** What was to move is at work again soon enough, and none has been executed twice at once. */
+  const recovers = Effect.fnUntraced(function*(which: string, survivor: Member) {
+    yield* eventually(
+      "what was to move has begun again",
+      Effect.map(executions, (all) => all.filter(({ executions }) => executions > 1).length >= keys / 2)
+    )
+    yield* balanced(keys, [survivor])
+    const all = yield* executions
+    assert.strictEqual(sum(all.map(({ overlaps }) => overlaps)), 0)
+    const { max } = gapsOf(all)
+    yield* figures(`${which} is killed in mid-handoff on ${name}`, { longestGapMillis: max })
+    // And two rounds, on a machine that has other things to do.
+    assert.isBelow(max, handoff.ttl + handoff.handoffTimeout + 2000)
+  })
+
+  const killings: ReadonlyArray<(url: string) => Effect.Effect<void, never, Executions.Executions | Scope.Scope>> = [
+    Effect.fnUntraced(function*(url) {
+      const { holder, receiver } = yield* inMidHandoff(url)
+      yield* kill(holder)
+      yield* recovers("the holder", receiver)
+    }),
+    Effect.fnUntraced(function*(url) {
+      const { holder, receiver } = yield* inMidHandoff(url)
+      yield* kill(receiver)
+      yield* recovers("the receiver", holder)
+    }),
+    Effect.fnUntraced(function*(url) {
+      const { holder, receiver } = yield* inMidHandoff(url)
+      yield* says(receiver, "Began")
+      yield* kill(receiver)
+      yield* recovers("the receiver, when it has begun,", holder)
+    })
+  ]
+
+  /** What two that have nothing to do send in so long. */
+  const quietly = Effect.fnUntraced(function*(url: string, keys: number) {
+    const options = { url, keys, ttl: 12_000, interval: 200, handoffTimeout: 10_000, linger: 0 }
+    const members = [
+      yield* start({ ...options, holderId: "a" }),
+      yield* start({ ...options, holderId: "b" })
+    ]
+    yield* balanced(keys, members)
+    yield* pause(1500)
+    const before = members.map(({ counts }) => counts())
+    const startedAt = performance.now()
+    yield* pause(6000)
+    const rounds = (performance.now() - startedAt) / options.interval
+    const spent = members.map(({ counts }, index) => {
+      const { renew, ...others } = counts()
+      const coordinating = sum(
+        Object.entries(others).map(([operation, count]) => count - before[index][operation as keyof PoolMember.Counts])
+      )
+      return { perRound: coordinating / rounds, renewals: renew - before[index].renew }
+    })
+    yield* figures(`a quiet pool of two on ${name} with ${keys} work IDs`, {
+      statementsPerMemberAndRound: spent.map(({ perRound }) => Math.round(perRound * 100) / 100),
+      renewalsPerMemberAndSecond: spent.map(({ renewals }) => Math.round(renewals / 0.6) / 10)
+    })
+    for (const { perRound } of spent) {
+      assert.isAbove(perRound, 0.3)
+      // One reads the members, and every tenth round another one how all stand. A round is a tenth shorter at times.
+      assert.isBelow(perRound, 1.3)
+    }
+  })
+
+  describe(`pools of processes on ${name}`, () => {
+    it.live.runIf(!isOther || withFigures)(
+      "600 work IDs survive a rolling restart of six",
+      () => on(rolling(false)),
+      150_000
+    )
+
+    it.live(
+      "600 work IDs come back in a rolling restart of six with stable member IDs",
+      () => on(rolling(true)),
+      150_000
+    )
+
+    it.live(
+      "whichever side is killed in mid-handoff, all work IDs are at work again in time",
+      () => Effect.forEach(killings, on, { concurrency: "unbounded", discard: true }),
+      90_000
+    )
+
+    it.live(
+      "a quiet pool sends as many statements for 1,000 work IDs as for 10",
+      () =>
+        Effect.forEach([10, 1000], (keys) => on((url) => quietly(url, keys)), {
+          concurrency: "unbounded",
+          discard: true
+        }),
+      90_000
+    )
+
+    it.live.runIf(!isOther || withFigures)(
+      "of 40 work IDs 6 move to a sixth process, and no others",
+      () =>
+        on(Effect.fnUntraced(function*(url) {
+          const keys = 40
+          const join = (number: number) =>
+            start({
+              url,
+              holderId: `p${number}`,
+              keys,
+              ttl: 10_000,
+              interval: 500,
+              handoffTimeout: 10_000,
+              checkpointEvery: 1000,
+              linger: 0
+            })
+          const members = yield* Effect.forEach([0, 1, 2, 3, 4], join)
+          yield* balanced(keys, members)
+          const before = yield* executions
+          const sixth = yield* join(5)
+          yield* says(sixth, "Started")
+          const startedAt = performance.now()
+          yield* balanced(keys, [...members, sixth])
+          const took = performance.now() - startedAt
+          // For several rounds.
+          yield* pause(3000)
+          const after = yield* executions
+          const moved = after.filter(({ executions }, index) => executions !== before[index].executions)
+          assert.lengthOf(moved, 6)
+          assert.isTrue(moved.every(({ holderId, overlaps }) => holderId === "p5" && overlaps === 0))
+          assert.strictEqual(
+            sum(moved.map(({ gaps }) => gaps.length)),
+            6 + sum(
+              before.filter(({ key }) => moved.some((_) => _.key === key)).map(({ gaps }) => gaps.length)
+            )
+          )
+          yield* figures(`40 work IDs from 5 to 6 processes on ${name}`, {
+            moves: moved.length,
+            seconds: Math.round(took / 100) / 10,
+            gapsMillis: gapsOf(moved.map((execution) => ({ ...execution, gaps: execution.gaps.slice(-1) })))
+          })
+        })),
+      90_000
+    )
   })
 }
 
 suite("PostgreSQL", onPostgres)
 if (Redis.isTested) suite("Redis", onRedis)
-
-void Layer

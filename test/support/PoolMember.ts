@@ -27,6 +27,8 @@ export interface Options {
 export type Counts = Readonly<Record<CountedBackend.Operation, number>>
 
 export type Said =
+  /** Its pool is made, and joins. */
+  | { readonly _tag: "Started" }
   | { readonly _tag: "Began" | "Asked"; readonly key: string }
   | { readonly _tag: "Counted"; readonly counts: Counts }
 
@@ -77,6 +79,7 @@ const member = (options: Options, counts: ReturnType<typeof CountedBackend.make>
         )
       }
     })
+    yield* say({ _tag: "Started" })
     yield* Effect.repeat(sayCounts, Schedule.spaced("100 millis"))
   }).pipe(Effect.scoped)
 
@@ -90,7 +93,13 @@ const main = (options: Options) => {
   const counts = CountedBackend.make()
   return member(options, counts).pipe(
     Effect.provide(
-      Lease.layerWith({ holderId: options.holderId, ttl: options.ttl }).pipe(
+      Lease.layerWith({
+        holderId: options.holderId,
+        ttl: options.ttl,
+        renewEvery: options.ttl / 4,
+        // Long, for a machine that has other things to do.
+        operationTimeout: options.ttl / 2
+      }).pipe(
         Layer.provide(CountedBackend.layer(counts)),
         Layer.provideMerge(Executions.layer(options.url))
       )
