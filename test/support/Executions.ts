@@ -28,6 +28,8 @@ export class Executions extends Context.Service<Executions, {
   /** From now on, what this process has begun does not go on. */
   readonly died: (holderId: string) => Effect.Effect<void>
   readonly all: Effect.Effect<ReadonlyArray<Execution>>
+  /** How many are executed by whom. */
+  readonly loads: Effect.Effect<ReadonlyMap<string, number>>
 }>()("worklease/test/Executions") {}
 
 /** A store, of which the backend is a part. */
@@ -81,6 +83,11 @@ const inPostgres = Layer.effect(
             OR EXISTS (SELECT FROM dead WHERE holder_id = execution.holder_id) THEN NULL ELSE holder_id END AS holder
           FROM execution ORDER BY key`,
         (rows) => rows.map(({ holder, ...row }) => ({ ...row, holderId: holder ?? undefined }))
+      )),
+      loads: Effect.orDie(Effect.map(
+        sql<{ readonly holder: string; readonly load: number }>`SELECT holder_id AS holder, count(*)::integer AS load
+          FROM execution WHERE token IS NOT NULL AND holder_id NOT IN (SELECT holder_id FROM dead) GROUP BY holder_id`,
+        (rows) => new Map(rows.map(({ holder, load }) => [holder, load]))
       ))
     })
   })
@@ -119,6 +126,17 @@ for _, key in ipairs(redis.call('SMEMBERS', 'executions')) do
 end
 return answer`
 
+const loads = `local loads = {}
+for _, key in ipairs(redis.call('SMEMBERS', 'executions')) do
+  local token, holder = unpack(redis.call('HMGET', key, 'token', 'holder'))
+  if token then loads[holder] = (loads[holder] or 0) + 1 end
+end
+local answer = {}
+for holder, load in pairs(loads) do
+  if redis.call('HEXISTS', 'dead', holder) == 0 then answer[#answer + 1] = {holder, load} end
+end
+return answer`
+
 const inRedis = Layer.effect(
   Executions,
   Effect.gen(function*() {
@@ -143,6 +161,10 @@ const inRedis = Layer.effect(
             overlaps: Number(overlaps),
             gaps: gaps.map(Number)
           })).sort((a, b) => a.key < b.key ? -1 : 1)
+      )),
+      loads: Effect.orDie(Effect.map(
+        redis.send<ReadonlyArray<readonly [string, number]>>("EVAL", loads, "0"),
+        (rows) => new Map(rows)
       ))
     })
   })
