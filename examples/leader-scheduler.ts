@@ -29,7 +29,7 @@ const Scheduler = (by: string) =>
     Leader.layer("scheduler", {
       giveUpAfter: { stalledFor: "300 millis" },
       onEvent: (event) =>
-        Console.log(`   ${by}: ${event._tag}${event._tag === "Relinquished" ? `, it ${event.why}` : ""}`)
+        Console.log(`   ${by}: ${event._tag}${event._tag === "Relinquished" ? ` (${event.why})` : ""}`)
     }),
     Layer.provide(leases(by))
   )
@@ -65,7 +65,7 @@ const program = Effect.gen(function*() {
   // As a process that has restarted, it stands again.
   yield* backend.heal(first.holderId)
 
-  yield* Console.log("It is asked to hand over, and stands aside:")
+  yield* Console.log("It is asked to hand over, and does; its successor may be told first:")
   assert.equal(yield* Effect.provide(Lease.requestYield("scheduler"), leases("operator")), true)
   const third = yield* leads((holderId) => holderId !== second.holderId)
   yield* Console.log(`   ${third.holderId} leads, under token ${third.fencingToken}`)
@@ -75,7 +75,7 @@ const program = Effect.gen(function*() {
   const fourth = yield* leads((holderId) => holderId !== third.holderId)
   yield* Console.log(`   ${fourth.holderId} leads, under token ${fourth.fencingToken}`)
 
-  yield* Console.log("One term only, and no waiting: who is second is told who leads")
+  yield* Console.log("One term only, and no waiting: who is second is told who leads:")
   const refused = yield* Effect.void.pipe(Leader.elect("scheduler"), Effect.provide(leases("d")), Effect.flip)
   assert.equal(refused._tag, "LeaseHeld")
   yield* Console.log(`   d: ${refused.message}`)

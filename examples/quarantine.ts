@@ -23,7 +23,7 @@ const importFile = Worker.run(
   Import.id("prices.csv"),
   Effect.fnUntraced(function*(work) {
     const start = Option.match(work.prior.state, { onNone: () => 0, onSome: (state) => state.line })
-    yield* Console.log(`begins at line ${start}, after ${work.prior.termsWithoutProgress} terms in vain`)
+    yield* Console.log(`   begins at line ${start}; terms in vain so far: ${work.prior.termsWithoutProgress}`)
     for (let line = start; line < file.length; line++) {
       if (!file[line].includes(",")) return yield* new Unreadable({ line })
       yield* work.checkpoint({ line: line + 1 })
@@ -35,18 +35,22 @@ const importFile = Worker.run(
 
 const main = Effect.gen(function*() {
   // The first run has made progress, so it does not count. The next three get nowhere.
+  yield* Console.log("Line 2 of a file is malformed, so each run fails there; only the first one gets any further:")
   for (let run = 0; run < 4; run++) {
     assert.equal((yield* Effect.flip(importFile))._tag, "Unreadable")
   }
   const refused = yield* Effect.flip(importFile)
   assert(refused._tag === "Quarantined")
   assert.equal(refused.termsWithoutProgress, 3)
-  yield* Console.log(refused.message)
+  yield* Console.log(`The next one does not begin:\n   ${refused.message}`)
 
   // An operator mends the line, and lets the work go. It continues from its last checkpoint.
+  yield* Console.log("The line is mended, and an operator lets the work go:")
   file[2] = "c,3"
   assert.equal(yield* Lease.lift(Import.id("prices.csv")), true)
-  assert.equal(yield* importFile, "imported")
+  const result = yield* importFile
+  assert.equal(result, "imported")
+  yield* Console.log(`   ${result}`)
 })
 
 NodeRuntime.runMain(main.pipe(Effect.provide(Lease.layer.pipe(Layer.provide(Memory.layer)))))

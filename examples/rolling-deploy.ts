@@ -9,7 +9,7 @@
  *     node examples/rolling-deploy.ts
  */
 import { NodeRuntime } from "@effect/platform-node"
-import { Console, Effect, Equal, Exit, Layer, Option, Schema, Scope, Stream } from "effect"
+import { Console, Effect, Equal, Exit, Layer, Option, References, Schema, Scope, Stream } from "effect"
 import assert from "node:assert/strict"
 import { Checkpoint, Lease, Pool, Work } from "worklease"
 import * as Memory from "worklease/layers/Memory"
@@ -95,4 +95,9 @@ const program = Effect.gen(function*() {
   yield* Console.log(`Version 2 runs. Each of ${deployed.length} accounts was handed over once, and is where it was.`)
 })
 
-NodeRuntime.runMain(program.pipe(Effect.scoped, Effect.provide(Memory.layer)))
+NodeRuntime.runMain(program.pipe(
+  Effect.scoped,
+  Effect.provide(Memory.layer),
+  // A pool logs that it shuts down.
+  Effect.provideService(References.MinimumLogLevel, "Warn")
+))
