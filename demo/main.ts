@@ -28,22 +28,24 @@ const flags = {
     Flag.optional
   ),
   workers: Flag.Int("workers").pipe(
-    Flag.withDescription("How many worker processes there are, replacements not counted"),
+    Flag.withDescription("How many worker processes there are, replacements not counted. 3 by default"),
     Flag.withSchema(atLeast(1)),
     Flag.withDefault(3)
   ),
   kills: Flag.Int("kills").pipe(
-    Flag.withDescription("How many of them are killed on the way"),
+    Flag.withDescription("How many of them are killed on the way. 6 by default"),
     Flag.withSchema(atLeast(0)),
     Flag.withDefault(6)
   ),
   records: Flag.Int("records").pipe(
-    Flag.withDescription("Import only so many records"),
+    Flag.withDescription("Import only so many records. All by default"),
     Flag.withSchema(atLeast(Cities.partCount)),
     Flag.optional
   ),
   backend: Flag.Literals("backend", Store.Kind.literals).pipe(
-    Flag.withDescription("Where the leases and the records are. Redis needs redis-server or valkey-server here"),
+    Flag.withDescription(
+      "Where the leases and the records are. postgres by default; redis needs redis-server or valkey-server"
+    ),
     Flag.withDefault("postgres" as const)
   ),
   fence: Flag.Boolean("fence").pipe(
