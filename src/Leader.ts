@@ -99,7 +99,8 @@ export interface Leader {
  *   has been handled.
  * - `Lost`: the lease was lost, and the duty has ended.
  * - `Relinquished`: the duty has ended, and the lease was released; where the
- *   backend could not be reached for that, it expires by itself. `why` is
+ *   backend could not be reached for that, it expires by itself. Another process
+ *   may be told before this one that it is elected. `why` is
  *   `ended` (the duty succeeded), `failed`, `stalled` (it made no progress),
  *   `yielded` (somebody asked for it), or `interrupted` (as when the process
  *   shuts down).

@@ -28,7 +28,9 @@
  * **Gotchas**
  *
  * Pools of one name must agree on their options, their `ttl` included. Work
- * that neither makes checkpoints nor waits for `awaitYieldRequest` cannot be
+ * that somebody asks to yield with `Lease.requestYield` begins again where the
+ * plan has it, which may be the same member: to move work away from a member,
+ * shut it down. Work that neither makes checkpoints nor waits for `awaitYieldRequest` cannot be
  * asked: it is interrupted after `handoffTimeout`, each time that it moves.
  *
  * **Example** (Partitions, shared among all processes that run this)
@@ -100,7 +102,7 @@ export type TypeId = "~worklease/Pool"
  */
 export interface Status {
   readonly key: string
-  /** The key's work ID: `name:key`. */
+  /** The work ID of the key, as `work.id(key)` of the pool's `work` makes it: `<name of the work>:<key>`. */
   readonly workId: string
   /**
    * - `waiting`: nobody holds it. It pauses after a failure, is kept for who
@@ -179,8 +181,9 @@ export interface Options<W extends Work.Any, A, EX, R, EK, RK> {
   /**
    * A stable identity, such as the name of a StatefulSet's pod, unique among
    * the members. A member that leaves in good order and comes back within one
-   * `ttl` gets its work IDs again; for so long they wait for it. Defaults to
-   * none: what a member leaves is shared among the others at once.
+   * `ttl` gets its work IDs again; for so long nobody runs them, also where it
+   * does not come back. Defaults to none: what a member leaves is shared among
+   * the others at once.
    */
   readonly memberId?: string | undefined
   /**
@@ -192,8 +195,8 @@ export interface Options<W extends Work.Any, A, EX, R, EK, RK> {
   /**
    * For how long work that has been asked to yield may go on before it is
    * interrupted. A shutdown takes as long at the most, beside the finalizers of
-   * the work: stay below the time that your platform grants. Defaults to 30
-   * seconds.
+   * the work: stay below the time that your platform grants, which for a pod of
+   * Kubernetes is 30 seconds unless you say otherwise. Defaults to 30 seconds.
    */
   readonly handoffTimeout?: Duration.Input | undefined
   /** How long a round is, ±10 %. Defaults to a tenth of the policy's `ttl`. */
@@ -218,7 +221,11 @@ export interface Options<W extends Work.Any, A, EX, R, EK, RK> {
  * **Details**
  *
  * It returns at once: it joins in the background, and goes on to try while the
- * backend is out of reach. Fails with `InvalidConfig`, naming the field.
+ * backend is out of reach. Fails with `InvalidConfig`, naming the field: `name`
+ * also where this process is a member of that pool already.
+ *
+ * What fails is logged as a warning, with the annotation `module` set to
+ * `worklease/Pool`; a shutdown is logged as information.
  *
  * Work runs with the services that are there when the pool is made, and may
  * read its lease from `CurrentLease`.
@@ -239,7 +246,7 @@ export const make: <W extends Work.Any, A, EX, R, EK = never, RK = never>(
  *
  * **Details**
  *
- * Fails with `InvalidConfig`, naming the field.
+ * Fails with `InvalidConfig`, as {@link make} does.
  *
  * @category layers
  * @since 0.1.0
