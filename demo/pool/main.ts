@@ -23,17 +23,19 @@ const between = (minimum: number, maximum: number) => Schema.Int.check(Schema.is
 
 const flags = {
   members: Flag.Int("members").pipe(
-    Flag.withDescription("How many processes share the partitions when they are most, from 2 to 12"),
+    Flag.withDescription("How many processes there are at the most, from 2 to 12. 5 by default"),
     Flag.withSchema(between(2, 12)),
     Flag.withDefault(5)
   ),
   keys: Flag.Int("keys").pipe(
-    Flag.withDescription("How many partitions there are, from 1 to 1,000"),
+    Flag.withDescription("How many partitions there are, from 1 to 1,000. 40 by default"),
     Flag.withSchema(between(1, 1000)),
     Flag.withDefault(40)
   ),
   pause: Flag.Int("pause").pipe(
-    Flag.withDescription("For how many milliseconds it watches, in each stage, that nothing moves any more"),
+    Flag.withDescription(
+      "For how many milliseconds it watches, in each stage, that nothing moves any more. 4000 by default"
+    ),
     Flag.withSchema(between(500, 600_000)),
     Flag.withDefault(4000)
   ),
@@ -44,7 +46,7 @@ const flags = {
     Flag.optional
   ),
   backend: Flag.Literals("backend", Store.Kind.literals).pipe(
-    Flag.withDescription("Where the leases are. Redis needs redis-server or valkey-server here"),
+    Flag.withDescription("Where the leases are. postgres by default; redis needs redis-server or valkey-server"),
     Flag.withDefault("postgres" as const)
   )
 }
@@ -142,7 +144,9 @@ const judge = Effect.fnUntraced(function*(
       ? `${result.redeployed} was away for ${
         seconds(result.away)
       } when it was redeployed, and got back all ${result.returned} that it had`
-      : `${result.redeployed} was away for ${seconds(result.away)} when it was redeployed: for so long nothing is kept`,
+      : `${result.redeployed} was away for ${
+        seconds(result.away)
+      } when it was redeployed, and so found that others had gone on`,
     "nothing is held any more, now that all have left"
   ]
   yield* Terminal.print([
