@@ -146,7 +146,7 @@ const judge = Effect.fnUntraced(function*(
       } when it was redeployed, and got back all ${result.returned} that it had`
       : `${result.redeployed} was away for ${
         seconds(result.away)
-      } when it was redeployed, and so found that others had gone on`,
+      } when it was redeployed: too long to be sure to get back what it had`,
     "nothing is held any more, now that all have left"
   ]
   yield* Terminal.print([
