@@ -1,5 +1,6 @@
 // Runs every program in examples/, one after the other, as its reader would: `node examples/x.ts`. Each must end by
-// itself, with exit code 0, within two minutes. `npm run examples -- hand-off` runs those whose names contain "hand-off".
+// itself, with exit code 0, within two minutes. `npm run examples -- hand-off` runs those whose names contain "hand-off",
+// and shows what they print.
 import { spawn } from "node:child_process"
 import { existsSync, readdirSync } from "node:fs"
 import { join } from "node:path"
@@ -8,15 +9,25 @@ import { root } from "./run.mjs"
 const limit = 120_000
 const dir = join(root, "examples")
 const wanted = process.argv.slice(2)
-const names = (existsSync(dir) ? readdirSync(dir) : [])
-  .filter((name) => name.endsWith(".ts") && (wanted.length === 0 || wanted.some((word) => name.includes(word))))
-  .sort()
+const all = (existsSync(dir) ? readdirSync(dir) : []).filter((name) => name.endsWith(".ts")).sort()
+const names = all.filter((name) => wanted.length === 0 || wanted.some((word) => name.includes(word)))
+if (names.length === 0) {
+  const list = all.map((name) => `  ${name.replace(/\.ts$/, "")}`).join("\n")
+  const asked = wanted.some((word) => word === "--help" || word === "-h")
+  console.log(
+    `npm run examples [-- <part of a name>...]\n\nRuns them, and shows what those print that are named:\n${list}`
+  )
+  process.exit(asked ? 0 : 1)
+}
 
 const execute = (name) =>
   new Promise((resolve) => {
     let output = ""
     let late = false
-    const collect = (chunk) => output += chunk
+    const collect = (chunk) => {
+      output += chunk
+      if (wanted.length > 0) process.stdout.write(chunk)
+    }
     // In a process group of its own, so that what it started goes with it when it is too late.
     const child = spawn("node", [join("examples", name)], {
       cwd: root,
@@ -49,8 +60,8 @@ for (const name of names) {
   console.log(`${ok ? "ok  " : "FAIL"}  ${name} (${((performance.now() - started) / 1000).toFixed(1)} s)`)
   if (!ok) {
     failed++
-    console.log(output.trimEnd().replace(/^/gm, "      | "))
+    if (wanted.length === 0) console.log(output.trimEnd().replace(/^/gm, "      | "))
   }
 }
 console.log(`${names.length - failed} of ${names.length} examples ok`)
-if (failed > 0 || names.length === 0) process.exitCode = 1
+if (failed > 0) process.exitCode = 1

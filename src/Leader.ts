@@ -593,6 +593,9 @@ const standForever = <A, EX, R>(
       return run
     })
 
+    /** Why it could not stand, as it was told last. */
+    let trouble: string | undefined
+
     while (true) {
       let ended: Event | undefined
       isOfUse = false
@@ -602,19 +605,34 @@ const standForever = <A, EX, R>(
         quarantineAfter: options?.quarantineAfter,
         onEvent: (event) => {
           ended = event
-          return options?.onEvent?.(event) ?? Effect.void
+          const told = options?.onEvent?.(event) ?? Effect.void
+          if (trouble === undefined) return told
+          trouble = undefined
+          return Effect.andThen(inform(`Leads after all: ${JSON.stringify(workId)}`), told)
         }
       }))
       const why = ended?._tag === "Relinquished" ? ended.why : undefined
       if (isOfUse || why === "yielded") standing.beginAnew()
-      if (Exit.isFailure(exit) && why !== "yielded") yield* logEnd(workId, ended, exit.cause)
+      if (Exit.isFailure(exit) && why !== "yielded") {
+        const message = ended === undefined ? troubleOf(exit.cause) : undefined
+        if (ended !== undefined) yield* logEnd(workId, ended, exit.cause)
+        else if (message !== trouble) {
+          yield* warn(`Could not stand for the leadership of ${JSON.stringify(workId)}, and goes on to try: ${message}`)
+        }
+        trouble = message
+      }
       yield* standing.pause(why === undefined || why === "ended" ? shortestPause : standAside)
     }
   }) as Effect.Effect<never, never, Exclude<R, CurrentLease>>
 
-const logEnd = (workId: string, ended: Event | undefined, cause: Cause.Cause<unknown>): Effect.Effect<void> => {
+/** What the operator reads: the library's own errors say what to do, and their stacks say nothing. */
+const troubleOf = (cause: Cause.Cause<unknown>): string => {
+  const error = Option.getOrUndefined(Cause.findErrorOption(cause))
+  return error instanceof Error ? error.message : Cause.pretty(cause)
+}
+
+const logEnd = (workId: string, ended: Event, cause: Cause.Cause<unknown>): Effect.Effect<void> => {
   const quoted = JSON.stringify(workId)
-  if (ended === undefined) return warn(`Could not stand for the leadership of ${quoted}`, cause)
   if (ended._tag === "Lost") return warn(`The leadership of ${quoted} was lost`, cause)
   return isStalled(cause)
     ? warn(`The leader of ${quoted} made no progress, and gives up`)
@@ -622,8 +640,12 @@ const logEnd = (workId: string, ended: Event | undefined, cause: Cause.Cause<unk
 }
 
 /** What the duty itself logs is its own. */
-const warn = (...message: ReadonlyArray<unknown>): Effect.Effect<void> =>
-  Effect.annotateLogs(Effect.logWarning(...message), { module: "worklease/Leader" })
+const annotated = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
+  Effect.annotateLogs(self, { module: "worklease/Leader" })
+
+const warn = (...message: ReadonlyArray<unknown>): Effect.Effect<void> => annotated(Effect.logWarning(...message))
+
+const inform = (message: string): Effect.Effect<void> => annotated(Effect.logInfo(message))
 
 const observing = Effect.fnUntraced(function*(
   leases: Leases["Service"],

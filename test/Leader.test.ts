@@ -471,6 +471,30 @@ describe("Leader", () => {
         assert.deepStrictEqual(logged, [{}])
       }).pipe(intercepted))
 
+    it.effect("while it cannot stand it says so once, why, and without a stack; and that it leads after all", () =>
+      Effect.gen(function*() {
+        const { intercept, restore } = yield* Intercepted.Intercepted
+        const logged: Array<string> = []
+        const logger = Logger.make<unknown, void>(({ cause, logLevel, message }) => {
+          if (logLevel !== "Debug") logged.push(`${logLevel}: ${message} ${cause.reasons.length}`)
+        })
+        yield* intercept(() => Effect.fail(Intercepted.unreachable("acquire", "rejected")))
+        const { entries, note } = journal()
+        yield* Effect.andThen(note("begins"), Effect.never).pipe(
+          Leader.forever("job"),
+          Effect.provide(Logger.layer([logger])),
+          Effect.forkChild
+        )
+        yield* TestClock.adjust("1 hour")
+        assert.lengthOf(logged, 1)
+        assert.match(logged[0], /^Warn: Could not stand for the leadership of "job", .*cannot be reached.* 0$/s)
+        assert.notMatch(logged[0], /\n +at /)
+        yield* restore
+        yield* TestClock.adjust("36 seconds")
+        assert.deepStrictEqual(entries, ["begins"])
+        assert.deepStrictEqual(logged.slice(1), [`Info: Leads after all: "job" 0`])
+      }).pipe(intercepted))
+
     it.effect("the leadership is kept until the duty's finalizers have ended, and nobody leads meanwhile", () =>
       Effect.gen(function*() {
         const log = journal()

@@ -13,7 +13,7 @@ export const keysOf = (count: number): ReadonlyArray<string> =>
   Array.from({ length: count }, (_, index) => String(index).padStart(String(count - 1).length, "0"))
 
 /** Short, so that a takeover does not keep the audience waiting, and long enough for a process to start in. */
-export const ttl = 3000
+export const ttl = 5000
 
 /** How a member is started: its one argument, as JSON. */
 export const Settings = Schema.fromJsonString(Schema.Struct({
