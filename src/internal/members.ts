@@ -99,6 +99,8 @@ interface Slot {
   readonly sinceEnd: number
   /** None if its holder has not written yet. */
   readonly state: State | undefined
+  /** Whether it may come to be nobody's by and by only: it is held, or kept for who has left it. */
+  readonly isKept: boolean
 }
 
 /** So many slots are read at the least. */
@@ -145,12 +147,17 @@ export const make = (leases: Leases["Service"], options: {
       known = { bytes: stored.bytes, state: Option.getOrUndefined(state) }
       decoded.set(workId, known)
     }
+    const sinceEnd = Duration.toMillis(term.sinceEnd)
+    const state = stored === undefined || known?.state?.holderId !== term.holderId ? undefined : known.state
+    // What another version has written cannot be read by who would sit down there either.
+    const isReadable = stored === undefined || known?.state !== undefined
     return {
       slot: Number(workId.slice(work.name.length + 1)),
       fencingToken: term.fencingToken,
       status: term.status === "held" || term.status === "yielded" ? term.status : "ended",
-      sinceEnd: Duration.toMillis(term.sinceEnd),
-      state: stored === undefined || known?.state?.holderId !== term.holderId ? undefined : known.state
+      sinceEnd,
+      state,
+      isKept: term.status === "held" || !isReadable || (state?.memberId !== undefined && sinceEnd < grace)
     }
   })
 
@@ -164,7 +171,9 @@ export const make = (leases: Leases["Service"], options: {
         if (slot !== undefined) slots.push(slot)
       }
       slots.sort((a, b) => a.slot - b.slot)
-      range = rangeFor(slots.reduce((highest, { slot, status }) => status === "ended" ? highest : slot, -1))
+      range = rangeFor(
+        slots.reduce((highest, { isKept, slot, status }) => status === "ended" && !isKept ? highest : slot, -1)
+      )
       if (range <= reading) return slots
     }
   })
@@ -174,7 +183,7 @@ export const make = (leases: Leases["Service"], options: {
       if (seat !== undefined) {
         // Who has stayed in a high slot when those below have left would not be read by the others.
         const { slot } = seat
-        const below = slots.filter((_) => _.slot < slot && _.status === "held").length
+        const below = slots.filter((_) => _.slot < slot && _.isKept).length
         if (slot >= Math.max(fewest, 2 * below)) return Effect.andThen(moveDown, read)
       }
       return Effect.succeed(rollOf(slots))
@@ -250,8 +259,8 @@ export const make = (leases: Leases["Service"], options: {
     let slots = first
     for (let tries = 0;; tries++) {
       const taken = new Set(
-        slots.filter(({ sinceEnd, state, status }) =>
-          status === "held" || (state?.memberId !== undefined && state.memberId !== memberId && sinceEnd < grace)
+        slots.filter(({ isKept, state, status }) =>
+          isKept && (status === "held" || state === undefined || state.memberId !== memberId)
         ).map(({ slot }) => slot)
       )
       const free = Array.from({ length: range }, (_, slot) => slot).filter((slot) => !taken.has(slot))

@@ -251,7 +251,7 @@ export const make = Effect.fnUntraced(function*(
     if (run.isYielding) return
     run.isYielding = true
     if (run.term === undefined) run.fiber?.interruptUnsafe()
-    else run.term.requestYield({ remaining: Option.some(Duration.millis(handoffTimeout)) })
+    else run.term.requestYieldWithin(handoffTimeout)
     changed()
   }
 
