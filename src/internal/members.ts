@@ -56,8 +56,12 @@ export interface Roll {
   readonly members: ReadonlyArray<Member>
   /** Equal if no member has come, left, or said anything since. */
   readonly fingerprint: string
-  /** Equal if the members, their capacities, and the work IDs that they know are the same. */
+  /** Equal if the members and their capacities are the same. */
   readonly makeUp: string
+  /** Equal if the work IDs that they know are the same, too. */
+  readonly makeUpAndKeys: string
+  /** Whether all who are present know the same work IDs. */
+  readonly isAgreed: boolean
 }
 
 export type MembersError =
@@ -193,6 +197,8 @@ export const make = (leases: Leases["Service"], options: {
   const rollOf = (slots: ReadonlyArray<Slot>): Roll => {
     const members: Array<Member> = []
     const makeUp: Array<string> = []
+    const makeUpAndKeys: Array<string> = []
+    const digests = new Set<number>()
     const present = new Set(slots.filter(({ status }) => status === "held").map(({ state }) => state?.memberId))
     for (const { sinceEnd, slot, state, status } of slots) {
       if (state === undefined || members.some((_) => _.holderId === state.holderId)) continue
@@ -202,12 +208,17 @@ export const make = (leases: Leases["Service"], options: {
       if (status !== "held" && !isAbsent) continue
       const presence = isAbsent || (isLeaving && mayComeBack) ? "absent" : isLeaving ? "leaving" : "present"
       members.push({ slot, holderId, formerly, capacity, presence })
-      makeUp.push(`${slot} ${holderId} ${capacity} ${presence} ${keys}`)
+      makeUp.push(`${slot} ${holderId} ${capacity} ${presence}`)
+      makeUpAndKeys.push(`${slot} ${holderId} ${capacity} ${presence} ${keys}`)
+      if (presence === "present") digests.add(keys)
     }
     return {
       members,
       makeUp: makeUp.join(),
-      fingerprint: makeUp.join() + slots.map(({ fencingToken, state }) => `${fencingToken} ${state?.changes}`).join()
+      makeUpAndKeys: makeUpAndKeys.join(),
+      isAgreed: digests.size <= 1,
+      fingerprint: makeUpAndKeys.join() +
+        slots.map(({ fencingToken, state }) => `${fencingToken} ${state?.changes}`).join()
     }
   }
 
