@@ -1,7 +1,7 @@
 import { assert, describe, it } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Layer, Logger, Option, References, Schema, Stream, SubscriptionRef } from "effect"
 import { TestClock } from "effect/testing"
-import { Backend, Checkpoint, Lease, Pool, Work } from "worklease"
+import { Backend, Checkpoint, Lease, Pool, Renewal, Work } from "worklease"
 import * as Memory from "worklease/layers/Memory"
 import { TestBackend } from "worklease/testing"
 import * as Intercepted from "./support/Intercepted.ts"
@@ -360,6 +360,57 @@ describe("Pool", () => {
         assert.deepStrictEqual(loads(...staying, late), [20, 20, 20])
       }).pipe(onMemory))
 
+    it.effect("a place is found also while all low ones are kept for those who have crashed", () =>
+      Effect.gen(function*() {
+        const backend = yield* TestBackend.TestBackend
+        const options = { keys: keysOf(32), run: untilAsked }
+        const crashed = keysOf(16)
+        for (const name of crashed) yield* start(name, { ...options, memberId: name })
+        yield* TestClock.adjust("10 seconds")
+        for (const name of crashed) yield* backend.sever(name)
+        yield* TestClock.adjust("35 seconds")
+        const a = yield* start("a", options)
+        const b = yield* start("b", options)
+        yield* TestClock.adjust("15 seconds")
+        assert.deepStrictEqual(loads(a, b), [16, 16])
+      }).pipe(silently, onTestBackend))
+
+    it.effect("who is in a high place stays there while those below are kept for who may come back", () => {
+      const counts = new Map<string, number>()
+      return Effect.gen(function*() {
+        const all: Array<Process> = []
+        for (const name of keysOf(17)) {
+          all.push(yield* start(name, { keys: keysOf(17), run: untilAsked, memberId: name }))
+          yield* TestClock.adjust("1 second")
+        }
+        yield* TestClock.adjust("10 seconds")
+        for (const process of all.slice(1, 16)) yield* process.close
+        counts.clear()
+        yield* TestClock.adjust("10 seconds")
+        assert.isUndefined(counts.get("acquire"))
+        yield* TestClock.adjust("1 minute")
+        assert.isAtLeast(all[0].working.size, 8)
+        assert.strictEqual(all[0].working.size + all[16].working.size, 17)
+      }).pipe(silently, Effect.provide(Layer.provide(counted(counts), Memory.layer)))
+    })
+
+    it.effect("a place with a state that cannot be read is left alone", () =>
+      Effect.gen(function*() {
+        const newer = yield* Layer.build(Lease.layerWith({ holderId: "newer" }))
+        const Slot = Work.make(
+          "partition/member",
+          Checkpoint.make(Schema.Struct({ is: Schema.String }), { version: 9 })
+        )
+        yield* Lease.hold(Slot.id("0")).pipe(
+          Effect.flatMap((lease) => lease.checkpoint({ is: "newer" })),
+          Effect.scoped,
+          Effect.provideContext(newer)
+        )
+        const a = yield* start("a")
+        yield* TestClock.adjust("10 seconds")
+        assert.deepStrictEqual(loads(a), [10])
+      }).pipe(Effect.scoped, onMemory))
+
     it.effect("who has lost its place takes another one, and its work goes on meanwhile", () =>
       Effect.gen(function*() {
         const backend = yield* Backend.Backend
@@ -461,6 +512,27 @@ describe("Pool", () => {
         assert.strictEqual(a.working.size, 1)
       }).pipe(silently, onMemory))
 
+    it.effect("that are iterated with an error stay as they were", () =>
+      logged((messages) =>
+        Effect.gen(function*() {
+          let isOut = false
+          const keys: Iterable<string> = {
+            [Symbol.iterator]: () => {
+              if (isOut) throw new Error("out of reach")
+              return keysOf(10)[Symbol.iterator]()
+            }
+          }
+          const a = yield* start("a", { keys })
+          const b = yield* start("b")
+          yield* TestClock.adjust("10 seconds")
+          isOut = true
+          yield* b.close
+          yield* TestClock.adjust("20 seconds")
+          assert.deepStrictEqual(loads(a, b), [10, 0])
+          assert.strictEqual(messages.filter((_) => _.includes("the keys could not be read")).length, 1)
+        })
+      ).pipe(onMemory))
+
     it.effect("that are no valid work IDs are left out, which is logged once for each", () =>
       logged((messages) =>
         Effect.gen(function*() {
@@ -485,6 +557,18 @@ describe("Pool", () => {
         yield* TestClock.adjust("30 seconds")
         assert.deepStrictEqual(loads(a, b), [6, 6])
       }).pipe(onMemory))
+
+    it.effect("that only one member knows are run also while others change in every round, and stay there", () =>
+      Effect.gen(function*() {
+        let added = 0
+        yield* start("a", { keys: Effect.sync(() => [...keysOf(4), `added-${added++}`]), run: untilAsked })
+        const b = yield* start("b", { keys: keysOf(12), run: untilAsked })
+        yield* TestClock.adjust("2 minutes")
+        assert.isTrue(keysOf(8, 4).every((key) => b.working.has(key)))
+        const count = b.begun.filter((key) => key >= "00004").length
+        yield* TestClock.adjust("5 minutes")
+        assert.strictEqual(b.begun.filter((key) => key >= "00004").length, count)
+      }).pipe(silently, onMemory))
   })
 
   describe("failures", () => {
@@ -599,6 +683,42 @@ describe("Pool", () => {
           assert.deepStrictEqual(loads(a), [100])
         })
       ).pipe(Effect.provide(Intercepted.layer)))
+
+    it.effect("work that interrupts itself has failed", () =>
+      logged((messages) =>
+        Effect.gen(function*() {
+          const a = yield* start("a", { keys: ["x"], quarantineAfter: 3, run: () => Effect.interrupt })
+          yield* TestClock.adjust("2 minutes")
+          assert.deepStrictEqual(a.begun, ["x", "x", "x"])
+          assert.deepStrictEqual(yield* statesOf(a), { x: "quarantined" })
+          assert.isTrue(messages.some((_) => _.includes("the work of \"partition:x\" failed")))
+        })
+      ).pipe(onMemory))
+
+    it.effect("an answer is waited for as long as the pool's policy says", () =>
+      Effect.gen(function*() {
+        const backend = yield* Backend.Backend
+        let isOut = false
+        const flaky = Layer.succeed(
+          Backend.Backend,
+          Backend.Backend.of({
+            ...backend,
+            inspect: (options) => isOut ? Effect.never : backend.inspect(options)
+          })
+        )
+        yield* Effect.gen(function*() {
+          const options = { policy: yield* Renewal.make({ ttl: "10 seconds" }), lease: { ttl: "1 hour" } } as const
+          const a = yield* start("a", options)
+          yield* TestClock.adjust("10 seconds")
+          isOut = true
+          yield* TestClock.adjust("2 seconds")
+          isOut = false
+          yield* TestClock.adjust("5 seconds")
+          const b = yield* start("b", options)
+          yield* TestClock.adjust("5 seconds")
+          assert.deepStrictEqual(loads(a, b), [5, 5])
+        }).pipe(Effect.provide(flaky))
+      }).pipe(silently, onMemory))
 
     it.effect("while the backend does not answer, what runs goes on, and the pool recovers", () =>
       Effect.gen(function*() {
@@ -718,6 +838,37 @@ describe("Pool", () => {
         assert.isTrue(Deferred.isDoneUnsafe(cleaned))
       }).pipe(silently, onMemory))
 
+    it.effect("interrupts in time also what others have asked to yield without a deadline, or a later one", () =>
+      Effect.gen(function*() {
+        const a = yield* start("a", { keys: ["x", "y"], handoffTimeout: "20 seconds", run: () => Effect.never })
+        yield* TestClock.adjust("5 seconds")
+        yield* Effect.provide(
+          Effect.andThen(
+            Lease.requestYield(Partition.id("x")),
+            Lease.requestYield(Partition.id("y"), { deadline: "1 hour" })
+          ),
+          Lease.layerWith({ holderId: "operator" })
+        )
+        yield* TestClock.adjust("5 seconds")
+        const closing = yield* a.close
+        yield* TestClock.adjust("25 seconds")
+        assert.isDefined(closing.pollUnsafe())
+      }).pipe(silently, onMemory))
+
+    it.effect("may be asked for by the pool's own work", () =>
+      Effect.gen(function*() {
+        const pool = yield* Deferred.make<Pool.Pool>()
+        const a = yield* start("a", {
+          keys: ["x"],
+          handoffTimeout: "5 seconds",
+          run: () => Effect.flatMap(Deferred.await(pool), ({ shutdown }) => shutdown)
+        })
+        yield* Deferred.succeed(pool, a.pool)
+        yield* TestClock.adjust("10 seconds")
+        const again = yield* Effect.forkChild(a.pool.shutdown, { startImmediately: true })
+        assert.isDefined(again.pollUnsafe())
+      }).pipe(silently, onMemory))
+
     it.effect("takes nothing more, releases all in a few statements, and tells how far it is", () =>
       logged((messages) =>
         Effect.gen(function*() {
@@ -787,6 +938,20 @@ describe("Pool", () => {
         }).pipe(Effect.provide(Layer.provide(counted(counts), Memory.layer)))
       })
     }
+
+    it.effect("what the same process holds outside of the pool makes a round cost no more", () => {
+      const counts = new Map<string, number>()
+      return Effect.gen(function*() {
+        const a = yield* start("a", { run: untilAsked })
+        const same = yield* Layer.build(Lease.layerWith({ holderId: "a" }))
+        yield* Lease.hold(Partition.id("00003")).pipe(Effect.provideContext(same))
+        yield* TestClock.adjust("1 minute")
+        counts.clear()
+        yield* TestClock.adjust("300 seconds")
+        assert.deepStrictEqual(loads(a), [9])
+        assert.isAtMost(counts.get("inspect")!, 100 * 1.1 * 1.2)
+      }).pipe(Effect.scoped, Effect.provide(Layer.provide(counted(counts), Memory.layer)))
+    })
   })
 
   describe("status", () => {

@@ -56,8 +56,12 @@ export interface Roll {
   readonly members: ReadonlyArray<Member>
   /** Equal if no member has come, left, or said anything since. */
   readonly fingerprint: string
-  /** Equal if the members, their capacities, and the work IDs that they know are the same. */
+  /** Equal if the members and their capacities are the same. */
   readonly makeUp: string
+  /** Equal if the work IDs that they know are the same, too. */
+  readonly makeUpAndKeys: string
+  /** Whether all who are present know the same work IDs. */
+  readonly isAgreed: boolean
 }
 
 export type MembersError =
@@ -101,6 +105,8 @@ interface Slot {
   readonly state: State | undefined
   /** In that case, what is left of the holder before. */
   readonly before: State | undefined
+  /** Whether it may come to be nobody's by and by only: it is held, or kept for who has left it. */
+  readonly isKept: boolean
 }
 
 /** So many slots are read at the least. */
@@ -147,15 +153,19 @@ export const make = (leases: Leases["Service"], options: {
       known = { bytes: stored.bytes, state: Option.getOrUndefined(state) }
       decoded.set(workId, known)
     }
-    const state = stored === undefined ? undefined : known?.state
-    const isOwn = state?.holderId === term.holderId
+    const sinceEnd = Duration.toMillis(term.sinceEnd)
+    const last = stored === undefined ? undefined : known?.state
+    const isOwn = last?.holderId === term.holderId
+    // What another version has written cannot be read by who would sit down there either.
+    const isReadable = stored === undefined || last !== undefined
     return {
       slot: Number(workId.slice(work.name.length + 1)),
       fencingToken: term.fencingToken,
       status: term.status === "held" || term.status === "yielded" ? term.status : "ended",
-      sinceEnd: Duration.toMillis(term.sinceEnd),
-      state: isOwn ? state : undefined,
-      before: isOwn ? undefined : state
+      sinceEnd,
+      state: isOwn ? last : undefined,
+      before: isOwn ? undefined : last,
+      isKept: term.status === "held" || !isReadable || (isOwn && last?.memberId !== undefined && sinceEnd < grace)
     }
   })
 
@@ -169,7 +179,9 @@ export const make = (leases: Leases["Service"], options: {
         if (slot !== undefined) slots.push(slot)
       }
       slots.sort((a, b) => a.slot - b.slot)
-      range = rangeFor(slots.reduce((highest, { slot, status }) => status === "ended" ? highest : slot, -1))
+      range = rangeFor(
+        slots.reduce((highest, { isKept, slot, status }) => status === "ended" && !isKept ? highest : slot, -1)
+      )
       if (range <= reading) return slots
     }
   })
@@ -179,7 +191,7 @@ export const make = (leases: Leases["Service"], options: {
       if (seat !== undefined) {
         // Who has stayed in a high slot when those below have left would not be read by the others.
         const { slot } = seat
-        const below = slots.filter((_) => _.slot < slot && _.status === "held").length
+        const below = slots.filter((_) => _.slot < slot && _.isKept).length
         if (slot >= Math.max(fewest, 2 * below)) return Effect.andThen(moveDown, read)
       }
       return Effect.succeed(rollOf(slots))
@@ -189,6 +201,8 @@ export const make = (leases: Leases["Service"], options: {
   const rollOf = (slots: ReadonlyArray<Slot>): Roll => {
     const members: Array<Member> = []
     const makeUp: Array<string> = []
+    const makeUpAndKeys: Array<string> = []
+    const digests = new Set<number>()
     const present = new Set(slots.filter(({ status }) => status === "held").map(({ state }) => state?.memberId))
     for (const { before, sinceEnd, slot, state: own, status } of slots) {
       // Who comes back has taken its place before it can say who it is: until then it is as absent as it was.
@@ -202,12 +216,17 @@ export const make = (leases: Leases["Service"], options: {
       if (status !== "held" && !isAbsent) continue
       const presence = isAbsent || (isLeaving && mayComeBack) ? "absent" : isLeaving ? "leaving" : "present"
       members.push({ slot, holderId, formerly, capacity, presence })
-      makeUp.push(`${slot} ${holderId} ${capacity} ${presence} ${keys}`)
+      makeUp.push(`${slot} ${holderId} ${capacity} ${presence}`)
+      makeUpAndKeys.push(`${slot} ${holderId} ${capacity} ${presence} ${keys}`)
+      if (presence === "present") digests.add(keys)
     }
     return {
       members,
       makeUp: makeUp.join(),
-      fingerprint: makeUp.join() + slots.map(({ fencingToken, state }) => `${fencingToken} ${state?.changes}`).join()
+      makeUpAndKeys: makeUpAndKeys.join(),
+      isAgreed: digests.size <= 1,
+      fingerprint: makeUpAndKeys.join() +
+        slots.map(({ fencingToken, state }) => `${fencingToken} ${state?.changes}`).join()
     }
   }
 
@@ -259,8 +278,8 @@ export const make = (leases: Leases["Service"], options: {
     let slots = first
     for (let tries = 0;; tries++) {
       const taken = new Set(
-        slots.filter(({ sinceEnd, state, status }) =>
-          status === "held" || (state?.memberId !== undefined && state.memberId !== memberId && sinceEnd < grace)
+        slots.filter(({ isKept, state, status }) =>
+          isKept && (status === "held" || state === undefined || state.memberId !== memberId)
         ).map(({ slot }) => slot)
       )
       const free = Array.from({ length: range }, (_, slot) => slot).filter((slot) => !taken.has(slot))

@@ -17,7 +17,7 @@ import * as Random from "effect/Random"
 import * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { CurrentLease, Leases } from "../Lease.ts"
-import { InvalidConfig } from "../LeaseError.ts"
+import { BackendError, InvalidConfig, TimedOut } from "../LeaseError.ts"
 import type { Options, Pool, Status } from "../Pool.ts"
 import type * as Work from "../Work.ts"
 import { whyQuarantined } from "./leases.ts"
@@ -135,7 +135,15 @@ export const make = Effect.fnUntraced(function*(
     )
   const inform = (message: string): Effect.Effect<void> => annotated(Effect.logInfo(`${title}: ${message}`))
 
-  const members = Members.make(leases, {
+  /** Waits for an answer for as long as this pool's policy says, which may be shorter than that of the layer. */
+  const inspect: Leases["Service"]["inspect"] = (works, inspecting) =>
+    Effect.timeoutOrElse(leases.inspect(works, inspecting), {
+      duration: Duration.times(policy.operationTimeout, 2),
+      orElse: () =>
+        Effect.fail(new BackendError({ operation: "inspect", outcome: "unknown", reason: new TimedOut({}) }))
+    })
+
+  const members = Members.make({ ...leases, inspect }, {
     name,
     memberId: options.memberId,
     capacity,
@@ -186,7 +194,13 @@ export const make = Effect.fnUntraced(function*(
       failures.delete(workId)
       unsaid = true
       changed()
-      return Effect.scoped(Effect.provideService(options.run(lease as never, key), CurrentLease, lease))
+      return Effect.scoped(Effect.provideService(options.run(lease as never, key), CurrentLease, lease)).pipe(
+        // Nobody else has interrupted it. As an interruption it would not count, and be tried again for ever.
+        Effect.catchCauseIf(
+          Cause.hasInterruptsOnly,
+          () => Effect.die(new Error(`The work of ${JSON.stringify(workId)} interrupted itself`))
+        )
+      )
     }, { wait: !run.isAdopted, policy, quarantineAfter })
     return (pause > 0 ? Effect.andThen(Effect.sleep(pause), working) : working).pipe(
       Effect.onExit((exit) => {
@@ -251,7 +265,7 @@ export const make = Effect.fnUntraced(function*(
     if (run.isYielding) return
     run.isYielding = true
     if (run.term === undefined) run.fiber?.interruptUnsafe()
-    else run.term.requestYield({ remaining: Option.some(Duration.millis(handoffTimeout)) })
+    else run.term.requestYieldWithin(handoffTimeout)
     changed()
   }
 
@@ -259,7 +273,7 @@ export const make = Effect.fnUntraced(function*(
   // rounds
   // ---------------------------------------------------------------------------
 
-  let seen = { fingerprint: "", makeUp: "" }
+  let seen = { fingerprint: "", makeUp: "", makeUpAndKeys: "" }
   let roundsSinceLook = 0
   /** Whether everything was as planned when it looked last. */
   let isSettled = false
@@ -297,7 +311,7 @@ export const make = Effect.fnUntraced(function*(
       Window.elapsedMillis(clock, viewedAt) >= changesIn
     if (!mustLook) return
     const sentAt = Window.now(clock)
-    const records = new Map((yield* leases.inspect(known.map(({ workId }) => workId))).map((_) => [_.workId, _]))
+    const records = new Map((yield* inspect(known.map(({ workId }) => workId))).map((_) => [_.workId, _]))
     viewedAt = sentAt
     roundsSinceLook = 0
     views = new Map(known.map(({ key, workId }) => {
@@ -305,11 +319,11 @@ export const make = Effect.fnUntraced(function*(
       const termsWithoutProgress = record?.termsWithoutProgress ?? 0
       return [workId, { key, workId, standing: standingOf(record, rules), termsWithoutProgress }]
     }))
-    if (seen.makeUp !== roll.makeUp) {
-      // Whoever did not take it may be gone, or know it by now.
+    // Whoever did not take it may be gone, or know it by now.
+    if (seen.makeUp !== roll.makeUp || (seen.makeUpAndKeys !== roll.makeUpAndKeys && roll.isAgreed)) {
       for (const run of runs.values()) run.isAdopted = run.isAdopted && run.term === undefined
-      untaken.clear()
     }
+    if (seen.makeUp !== roll.makeUp) untaken.clear()
     seen = roll
     yield* tellQuarantined
     yield* act(roll.members)
@@ -337,6 +351,8 @@ export const make = Effect.fnUntraced(function*(
     knownKeys = keys
     known = keys.map((key) => ({ key, workId: `${work.name}:${key}` }))
     knownDigest = digestOf(known)
+    const workIds = new Set(known.map(({ workId }) => workId))
+    for (const workId of failures.keys()) if (!workIds.has(workId)) failures.delete(workId)
     return true
   }
 
@@ -386,8 +402,8 @@ export const make = Effect.fnUntraced(function*(
           isSettled = false
           if (!runs.has(workId)) starting.push([view, 0])
         } else if (!runs.has(workId)) {
-          // It has ended since it was read, or could not be released.
-          isSettled = false
+          // It has ended since it was read, which is said, could not be released, or is not the pool's.
+          changesIn = Math.min(changesIn, standing.remaining)
         }
       } else if (standing._tag === "Held") {
         // What is held by nobody of the pool may expire.
@@ -466,7 +482,6 @@ export const make = Effect.fnUntraced(function*(
   let loop: Fiber.Fiber<void> | undefined
 
   const stop = Effect.gen(function*() {
-    isStopping = true
     if (loop !== undefined) yield* Fiber.interrupt(loop)
     const running = [...runs.values()].filter(({ term }) => term !== undefined)
     const waiting = [...runs.values()].filter(({ term }) => term === undefined)
@@ -494,10 +509,17 @@ export const make = Effect.fnUntraced(function*(
   })
 
   const stopped = Deferred.makeUnsafe<void>()
-  const shutdown = Effect.uninterruptible(
-    Effect.suspend(() =>
-      isStopping ? Deferred.await(stopped) : Effect.onExit(stop, () => Deferred.succeed(stopped, undefined))
-    )
+  // It goes on when who waits for it is interrupted, as work of this pool is that has asked for it.
+  const shutdown = Effect.uninterruptibleMask((restore) =>
+    Effect.suspend(() => {
+      const awaiting = restore(Deferred.await(stopped))
+      if (isStopping) return awaiting
+      isStopping = true
+      return Effect.andThen(
+        Effect.forkDetach(Effect.onExit(stop, (exit) => Deferred.done(stopped, exit)), { startImmediately: true }),
+        awaiting
+      )
+    })
   )
   yield* Effect.addFinalizer(() => shutdown)
   loop = yield* Effect.forkIn(rounds, runsScope)
@@ -604,7 +626,7 @@ const makeSource = Effect.fnUntraced(function*(
   warn: (message: string, cause?: Cause.Cause<unknown>) => Effect.Effect<void>
 ): Effect.fn.Return<Source, never, Scope.Scope> {
   const { keys, work } = options
-  const invalid = new Set<string>()
+  let invalid = new Set<string>()
   let raw: ReadonlyArray<string> | undefined
   let valid: ReadonlyArray<string> | undefined
 
@@ -613,10 +635,16 @@ const makeSource = Effect.fnUntraced(function*(
     if (raw !== undefined && raw.length === taken.length && raw.every((key, index) => key === taken[index])) return
     raw = taken
     const unique = new Set<string>()
+    const before = invalid
+    invalid = new Set()
     for (const key of taken) {
-      if (faultOf(`${work.name}:${key}`) === undefined) unique.add(key)
-      else if (!invalid.has(key)) {
-        invalid.add(key)
+      if (faultOf(`${work.name}:${key}`) === undefined) {
+        unique.add(key)
+        continue
+      }
+      const isTold = before.has(key) || invalid.has(key)
+      invalid.add(key)
+      if (!isTold) {
         yield* warn(`a key is left out, because ${JSON.stringify(`${work.name}:${key}`)} is no valid work ID`)
       }
     }
@@ -639,25 +667,25 @@ const makeSource = Effect.fnUntraced(function*(
     yield* Effect.forkScoped(listening as Effect.Effect<void>)
     return { read: known }
   }
-  if (Effect.isEffect(keys)) {
-    let isFailing = false
-    return {
-      read: Effect.timeout(keys as Effect.Effect<Iterable<string>>, timeout).pipe(
-        Effect.flatMap((keys) => {
+  const reading = Effect.isEffect(keys)
+    ? Effect.timeout(keys as Effect.Effect<Iterable<string>>, timeout)
+    // What can be iterated only once is read once.
+    : Effect.succeed(Object.is(keys[Symbol.iterator](), keys) ? [...keys] : keys)
+  let isFailing = false
+  return {
+    read: reading.pipe(
+      Effect.flatMap((keys) => take([...keys])),
+      Effect.tap(() =>
+        Effect.sync(() => {
           isFailing = false
-          return take([...keys])
-        }),
-        Effect.catchCause((cause) => {
-          if (isFailing) return Effect.void
-          isFailing = true
-          return warn("the keys could not be read; those that were read last stand", cause)
-        }),
-        Effect.andThen(known)
-      )
-    }
+        })
+      ),
+      Effect.catchCause((cause) => {
+        if (isFailing) return Effect.void
+        isFailing = true
+        return warn("the keys could not be read; those that were read last stand", cause)
+      }),
+      Effect.andThen(known)
+    )
   }
-  // What can be iterated only once is read once.
-  const iterable = keys as Iterable<string>
-  const once = Object.is(iterable[Symbol.iterator](), iterable) ? [...iterable] : undefined
-  return { read: Effect.andThen(Effect.suspend(() => take(once ?? [...iterable])), known) }
 })

@@ -25,6 +25,11 @@ import type { Codec } from "./codec.ts"
 import { Turn } from "./turn.ts"
 import * as Window from "./window.ts"
 
+interface YieldDeadline {
+  readonly since: Window.Instant
+  readonly millis: number
+}
+
 export class Term implements Backend.Term {
   readonly workId: string
   readonly holderId: string
@@ -62,7 +67,9 @@ export class Term implements Backend.Term {
   /** Lets the deadline of a requested handoff be kept. */
   onYieldRequest: () => void = () => {}
   /** When the requested handoff's work is interrupted, by the local clock. */
-  yieldDeadline: { readonly since: Window.Instant; readonly millis: number } | undefined
+  private yieldDeadline: YieldDeadline | undefined
+  /** When its own process wants it to be interrupted, whatever others ask for. */
+  private ownYieldDeadline: YieldDeadline | undefined
 
   /** Why the last attempt to extend the lease failed, unless one has succeeded since. */
   lastFailure: BackendError | undefined
@@ -188,15 +195,27 @@ export class Term implements Backend.Term {
       since: Window.now(this.clock),
       millis: Duration.toMillis(remaining)
     })))
+    this.beAsked()
+  }
+
+  /** Its own process asks it to leave, within so many milliseconds. */
+  requestYieldWithin(millis: number): void {
+    this.ownYieldDeadline = { since: Window.now(this.clock), millis }
+    this.beAsked()
+  }
+
+  private beAsked(): void {
     Deferred.doneUnsafe(this.yieldRequested, Effect.void)
     this.onYieldRequest()
   }
 
   /** The milliseconds until the work has to have left; infinite if no deadline was set. */
   get untilYieldDeadline(): number {
-    return this.yieldDeadline === undefined
-      ? Infinity
-      : this.yieldDeadline.millis - Window.elapsedMillis(this.clock, this.yieldDeadline.since)
+    return Math.min(this.until(this.yieldDeadline), this.until(this.ownYieldDeadline))
+  }
+
+  private until(deadline: YieldDeadline | undefined): number {
+    return deadline === undefined ? Infinity : deadline.millis - Window.elapsedMillis(this.clock, deadline.since)
   }
 
   /** The error of a refused operation. */
