@@ -676,7 +676,7 @@ export const make = Effect.fnUntraced(function*(
           })
         ),
       leaveAs: (exit, ...state) =>
-        Effect.flatMap(encodeFinal(term.codec, state), (state) => {
+        Effect.flatMap(Effect.suspend(() => encodeFinal(term.codec, state)), (state) => {
           const leave = Effect.sync(() => {
             term.leaving = { exit, state }
           })
