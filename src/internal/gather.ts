@@ -334,11 +334,15 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       statement.interruptUnsafe()
     })
     inFlight.push(flight)
-    const statement = run(sendBatch(batch))
+    let hasBegun = false
+    const statement = run(Effect.suspend(() => {
+      hasBegun = true
+      return sendBatch(batch)
+    }))
     if (statement.pollUnsafe() !== undefined) {
       // In a layer that was closed it has not even begun.
       const why = "the layer of Leases was closed. Close it after the work that uses it"
-      settleRest(batch, (workId) => failed(workId, "rejected", new Other({ why })))
+      settleRest(batch, (workId) => failed(workId, hasBegun ? "unknown" : "rejected", new Other({ why })))
       return land(flight)
     }
     const unsubscribe = statement.addObserver(() => {
