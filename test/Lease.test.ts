@@ -345,6 +345,30 @@ describe("Lease", () => {
         assert.strictEqual(Duration.toMillis(yield* lease.window), window - 2_000)
       }).pipe(Effect.scoped, intercepted))
 
+    test("nor does one that arrives after a later one whose caller did not wait for the answer", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        const lease = yield* Lease.hold(Counter.id("x"))
+        let calls = 0
+        yield* intercept((call, { operation }) => {
+          if (operation !== "checkpoint") return call
+          calls++
+          return calls === 1
+            ? Effect.succeed([{ _tag: "Busy" as const }]) as unknown as typeof call
+            : calls === 2
+            ? Effect.andThen(call, Effect.never)
+            : call
+        })
+        const first = yield* Effect.forkChild(lease.checkpoint({ count: 1 }), { startImmediately: true })
+        const second = yield* Effect.forkChild(lease.checkpoint({ count: 2 }), { startImmediately: true })
+        yield* Fiber.interrupt(second)
+        const window = Duration.toMillis(yield* lease.window)
+        yield* TestClock.adjust("2 seconds")
+        yield* Fiber.join(first)
+        assert.strictEqual(calls, 3)
+        assert.strictEqual(Duration.toMillis(yield* lease.window), window - 2_000)
+      }).pipe(Effect.scoped, intercepted))
+
     test("an operation of a lost lease does not return, so that no catch or ignore carries on after it", () =>
       Effect.gen(function*() {
         const { intercept } = yield* Intercepted.Intercepted

@@ -436,6 +436,9 @@ export const make = Effect.fnUntraced(function*(
       onFailure: (error, request) => {
         if ("sequence" in request) term.mayHaveStored(request.sequence)
         term.lastFailure = error
+      },
+      onLeft: (request) => {
+        if ("sequence" in request) term.mayHaveStored(request.sequence)
       }
     },
     resending: {
