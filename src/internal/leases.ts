@@ -519,6 +519,8 @@ export const make = Effect.fnUntraced(function*(
             term.refused ??= term.refusal(reply)
             return Effect.void
           }
+          // The commit may be known here later than in the store.
+          term.mayHaveStored(sequence)
           return transaction.afterCommit(Effect.sync(() => {
             extended(term, sentAt, reply.yieldRequest, request)
             onCommit()
