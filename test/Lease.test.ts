@@ -41,6 +41,12 @@ const fillPlaces = Effect.forEach(
 const operations = (log: ReadonlyArray<Intercepted.Sent>) => log.map((sent) => sent.operation)
 
 describe("Lease", () => {
+  test("inspect answers once for a work ID that is named twice", () =>
+    Effect.gen(function*() {
+      yield* Lease.acquire("job")
+      assert.deepStrictEqual((yield* Lease.inspect(["job", "job"])).map(({ workId }) => workId), ["job"])
+    }).pipe(a, onTestBackend))
+
   describe("holding", () => {
     test("renews for as long as it is held, first one renewal interval after the start", () =>
       Effect.gen(function*() {

@@ -845,7 +845,8 @@ export const make = Effect.fnUntraced(function*(
     reply._tag === "Done" ? Effect.void : Effect.fail(term.refusal(reply))
 
   const inspect: Leases["Service"]["inspect"] = Effect.fnUntraced(function*(works, options) {
-    const workIds = yield* Effect.forEach(works, validate)
+    // One that is named twice has one record, whatever the backend makes of that.
+    const workIds = Array.from(new Set(yield* Effect.forEach(works, validate)))
     if (workIds.length === 0) return []
     const { records } = yield* single(
       "inspect",
