@@ -402,6 +402,7 @@ describe("Lease", () => {
             transaction: Option.some({
               isOpen: Effect.flatMap(InTransaction, Effect.succeed),
               afterCommit: (effect: Effect.Effect<void>) => Effect.sync(() => void committed.push(effect)),
+              outside: Effect.provideService(InTransaction, false),
               exclusive: false
             })
           })

@@ -125,7 +125,8 @@ export const make = Effect.fnUntraced(function*(
 
   const backend = yield* Backend.Backend
   const clock = yield* Clock.Clock
-  const run = yield* makeRun
+  // Whoever builds the layer inside a transaction has it end before the layer does.
+  const run = yield* (Option.isNone(backend.transaction) ? makeRun : backend.transaction.value.outside(makeRun))
   const deadlines = new Deadlines(clock, run, (onDue) => renewals.together(onDue))
   const live = new Set<Supervised>()
   // Work that is still under way when the layer closes ends here, for afterwards nothing can be released any more.
