@@ -273,6 +273,8 @@ export interface Transaction {
   readonly isOpen: Effect.Effect<boolean>
   /** Runs an effect once the outermost open transaction has committed. */
   readonly afterCommit: (effect: Effect.Effect<void>) => Effect.Effect<void>
+  /** Runs an effect, and what it forks, as if no transaction of this store were open. */
+  readonly outside: <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
   /**
    * Whether an open transaction keeps every other operation waiting, as on a
    * client with a single connection. The library then refuses, inside one, the

@@ -1,10 +1,11 @@
 /** Batches of operations, while operations in the queue come and go. */
 import { assert, describe, it } from "@effect/vitest"
-import { Clock, Deferred, Effect, Exit } from "effect"
+import { Clock, Deferred, Effect, Exit, Option, Scope } from "effect"
 import type { NonEmptyReadonlyArray } from "effect/Array"
 import { TestClock } from "effect/testing"
 import { Deadlines, makeRun } from "../src/internal/deadlines.ts"
 import * as Gather from "../src/internal/gather.ts"
+import { BackendError, Other } from "../src/LeaseError.ts"
 
 interface Request {
   readonly workId: string
@@ -97,5 +98,40 @@ describe("Gather", () => {
       for (const workId of ["a", "b", "b", "c", "b"]) call(workId)
       yield* open
       assert.deepStrictEqual(sent, [["a"], ["b", "c"], ["b"], ["b"]])
+    }))
+
+  it.effect("a layer that is closed by the first answer of a statement leaves nothing of it running", () =>
+    Effect.gen(function*() {
+      const clock = yield* Clock.Clock
+      const scope = yield* Scope.make()
+      const run = yield* Scope.provide(makeRun, scope)
+      let interrupted = 0
+      const gather = Gather.make<Request, string>({
+        operation: "test",
+        run,
+        clock,
+        deadlines: new Deadlines(clock, run),
+        // Each by itself, of which the second one hangs.
+        send: ([{ workId }, ...rest]) =>
+          rest.length > 0
+            ? Effect.fail(new BackendError({ operation: "test", outcome: "rejected", reason: new Other({}) }))
+            : workId === "a"
+            ? Effect.succeed([workId])
+            : Effect.onInterrupt(Effect.never, () => Effect.sync(() => interrupted++))
+      })
+      const answered: Array<string> = []
+      gather.together(() => {
+        gather.call({ workId: "a" }, { timeout: 1000 }, () => {
+          Effect.runFork(Scope.close(scope, Exit.void))
+          answered.push("a")
+        })
+        gather.call({ workId: "b" }, { timeout: 1000 }, (answer) => {
+          answered.push(Exit.isFailure(answer) ? `b ${Option.getOrThrow(Exit.findErrorOption(answer)).outcome}` : "b")
+        })
+      })
+      yield* Effect.yieldNow
+      assert.strictEqual(interrupted, 1)
+      // It was on its way.
+      assert.deepStrictEqual(answered, ["a", "b unknown"])
     }))
 })

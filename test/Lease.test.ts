@@ -1,5 +1,19 @@
 import { assert, describe, it } from "@effect/vitest"
-import { Cause, Clock, Deferred, Duration, Effect, Exit, Fiber, Layer, Option, Ref, Schema, Scope } from "effect"
+import {
+  Cause,
+  Clock,
+  Context,
+  Deferred,
+  Duration,
+  Effect,
+  Exit,
+  Fiber,
+  Layer,
+  Option,
+  Ref,
+  Schema,
+  Scope
+} from "effect"
 import { TestClock } from "effect/testing"
 import { Backend, Checkpoint, Lease, Renewal, Work, Worker } from "worklease"
 import { BackendError, Other } from "worklease/LeaseError"
@@ -27,6 +41,12 @@ const fillPlaces = Effect.forEach(
 const operations = (log: ReadonlyArray<Intercepted.Sent>) => log.map((sent) => sent.operation)
 
 describe("Lease", () => {
+  test("inspect answers once for a work ID that is named twice", () =>
+    Effect.gen(function*() {
+      yield* Lease.acquire("job")
+      assert.deepStrictEqual((yield* Lease.inspect(["job", "job"])).map(({ workId }) => workId), ["job"])
+    }).pipe(a, onTestBackend))
+
   describe("holding", () => {
     test("renews for as long as it is held, first one renewal interval after the start", () =>
       Effect.gen(function*() {
@@ -344,6 +364,68 @@ describe("Lease", () => {
         assert.strictEqual(calls, 3)
         assert.strictEqual(Duration.toMillis(yield* lease.window), window - 2_000)
       }).pipe(Effect.scoped, intercepted))
+
+    test("nor does one that arrives after a later one whose caller did not wait for the answer", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        const lease = yield* Lease.hold(Counter.id("x"))
+        let calls = 0
+        yield* intercept((call, { operation }) => {
+          if (operation !== "checkpoint") return call
+          calls++
+          return calls === 1
+            ? Effect.succeed([{ _tag: "Busy" as const }]) as unknown as typeof call
+            : calls === 2
+            ? Effect.andThen(call, Effect.never)
+            : call
+        })
+        const first = yield* Effect.forkChild(lease.checkpoint({ count: 1 }), { startImmediately: true })
+        const second = yield* Effect.forkChild(lease.checkpoint({ count: 2 }), { startImmediately: true })
+        yield* Fiber.interrupt(second)
+        const window = Duration.toMillis(yield* lease.window)
+        yield* TestClock.adjust("2 seconds")
+        yield* Fiber.join(first)
+        assert.strictEqual(calls, 3)
+        assert.strictEqual(Duration.toMillis(yield* lease.window), window - 2_000)
+      }).pipe(Effect.scoped, intercepted))
+
+    test("nor does one that arrives after a later one in a transaction whose commit was not answered yet", () =>
+      Effect.gen(function*() {
+        const { intercept } = yield* Intercepted.Intercepted
+        const backend = yield* Backend.Backend
+        const InTransaction = Context.Reference("test/InTransaction", { defaultValue: () => false })
+        const committed: Array<Effect.Effect<void>> = []
+        const leases = Layer.provide(
+          Lease.layerWith({ holderId: "a" }),
+          Layer.succeed(Backend.Backend, {
+            ...backend,
+            transaction: Option.some({
+              isOpen: Effect.flatMap(InTransaction, Effect.succeed),
+              afterCommit: (effect: Effect.Effect<void>) => Effect.sync(() => void committed.push(effect)),
+              outside: Effect.provideService(InTransaction, false),
+              exclusive: false
+            })
+          })
+        )
+        yield* Effect.gen(function*() {
+          const lease = yield* Lease.hold(Counter.id("x"))
+          let calls = 0
+          yield* intercept((call, { operation }) =>
+            operation === "checkpoint" && ++calls === 1
+              ? Effect.succeed([{ _tag: "Busy" as const }]) as unknown as typeof call
+              : call
+          )
+          const first = yield* Effect.forkChild(lease.checkpoint({ count: 1 }), { startImmediately: true })
+          yield* Effect.provideService(lease.checkpoint({ count: 2 }), InTransaction, true)
+          const window = Duration.toMillis(yield* lease.window)
+          yield* TestClock.adjust("2 seconds")
+          yield* Fiber.join(first)
+          assert.strictEqual(calls, 3)
+          assert.strictEqual(Duration.toMillis(yield* lease.window), window - 2_000)
+          for (const effect of committed) yield* effect
+          assert.strictEqual(Duration.toMillis(yield* lease.window), window - 2_000)
+        }).pipe(Effect.scoped, Effect.provide(leases))
+      }).pipe(Effect.provide(Intercepted.layer)))
 
     test("an operation of a lost lease does not return, so that no catch or ignore carries on after it", () =>
       Effect.gen(function*() {

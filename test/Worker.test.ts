@@ -30,6 +30,17 @@ describe("Worker", () => {
       assert.deepStrictEqual(prior.holderId, Option.some("a"))
     }).pipe(intercepted))
 
+  it.effect("leaveAs stores the state as it is when it is said, not when that was prepared", () =>
+    Effect.gen(function*() {
+      const state = { count: 0 }
+      yield* Worker.run(Counter.id("x"), (work) => {
+        const leave = work.leaveAs("finished", state)
+        return Effect.andThen(Effect.sync(() => void (state.count = 7)), leave)
+      })
+      const prior = yield* Worker.run(Counter.id("x"), (work) => Effect.succeed(work.prior))
+      assert.deepStrictEqual(prior.state, Option.some({ count: 7 }))
+    }).pipe(intercepted))
+
   it.effect("the work's error is what the caller sees, although the release fails too", () =>
     Effect.gen(function*() {
       yield* failReleases

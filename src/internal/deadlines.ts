@@ -31,6 +31,11 @@ export const makeRun: Effect.Effect<Run, never, Scope.Scope> = Effect.gen(functi
     if (isClosed) return fork(Effect.interrupt)
     const fiber = fork(effect)
     if (fiber.pollUnsafe() !== undefined) return fiber
+    // What it did first has closed the scope, which did not know of it yet.
+    if (isClosed) {
+      fiber.interruptUnsafe()
+      return fiber
+    }
     const entry = new Running(fiber, running.length)
     running.push(entry)
     fiber.addObserver(() => {

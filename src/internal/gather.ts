@@ -63,6 +63,8 @@ export interface Options<in Request, in Reply> {
   /** Notes the reply, with the moment from which it may be counted, before anything follows from it. */
   readonly onReply?: ((reply: Reply, since: Window.Instant, request: Request) => void) | undefined
   readonly onFailure?: ((error: BackendError, request: Request) => void) | undefined
+  /** Notes that its caller does not wait any more for the reply to what was sent. */
+  readonly onLeft?: ((request: Request) => void) | undefined
 }
 
 export interface Gather<in out Request, in out Reply> {
@@ -234,7 +236,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     const takeBack = (entry: Pending<Request, Reply>) => {
       if (entry.answer !== undefined) return
       entry.resume = undefined
-      withdraw(entry)
+      if (!withdraw(entry)) options.onLeft?.(request)
       turn?.end()
     }
     const begin = () => {
@@ -334,11 +336,15 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
       statement.interruptUnsafe()
     })
     inFlight.push(flight)
-    const statement = run(sendBatch(batch))
+    let hasBegun = false
+    const statement = run(Effect.suspend(() => {
+      hasBegun = true
+      return sendBatch(batch)
+    }))
     if (statement.pollUnsafe() !== undefined) {
       // In a layer that was closed it has not even begun.
       const why = "the layer of Leases was closed. Close it after the work that uses it"
-      settleRest(batch, (workId) => failed(workId, "rejected", new Other({ why })))
+      settleRest(batch, (workId) => failed(workId, hasBegun ? "unknown" : "rejected", new Other({ why })))
       return land(flight)
     }
     const unsubscribe = statement.addObserver(() => {

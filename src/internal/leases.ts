@@ -125,7 +125,8 @@ export const make = Effect.fnUntraced(function*(
 
   const backend = yield* Backend.Backend
   const clock = yield* Clock.Clock
-  const run = yield* makeRun
+  // Whoever builds the layer inside a transaction has it end before the layer does.
+  const run = yield* (Option.isNone(backend.transaction) ? makeRun : backend.transaction.value.outside(makeRun))
   const deadlines = new Deadlines(clock, run, (onDue) => renewals.together(onDue))
   const live = new Set<Supervised>()
   // Work that is still under way when the layer closes ends here, for afterwards nothing can be released any more.
@@ -436,6 +437,9 @@ export const make = Effect.fnUntraced(function*(
       onFailure: (error, request) => {
         if ("sequence" in request) term.mayHaveStored(request.sequence)
         term.lastFailure = error
+      },
+      onLeft: (request) => {
+        if ("sequence" in request) term.mayHaveStored(request.sequence)
       }
     },
     resending: {
@@ -516,6 +520,8 @@ export const make = Effect.fnUntraced(function*(
             term.refused ??= term.refusal(reply)
             return Effect.void
           }
+          // The commit may be known here later than in the store.
+          term.mayHaveStored(sequence)
           return transaction.afterCommit(Effect.sync(() => {
             extended(term, sentAt, reply.yieldRequest, request)
             onCommit()
@@ -676,7 +682,7 @@ export const make = Effect.fnUntraced(function*(
           })
         ),
       leaveAs: (exit, ...state) =>
-        Effect.flatMap(encodeFinal(term.codec, state), (state) => {
+        Effect.flatMap(Effect.suspend(() => encodeFinal(term.codec, state)), (state) => {
           const leave = Effect.sync(() => {
             term.leaving = { exit, state }
           })
@@ -840,7 +846,8 @@ export const make = Effect.fnUntraced(function*(
     reply._tag === "Done" ? Effect.void : Effect.fail(term.refusal(reply))
 
   const inspect: Leases["Service"]["inspect"] = Effect.fnUntraced(function*(works, options) {
-    const workIds = yield* Effect.forEach(works, validate)
+    // One that is named twice has one record, whatever the backend makes of that.
+    const workIds = Array.from(new Set(yield* Effect.forEach(works, validate)))
     if (workIds.length === 0) return []
     const { records } = yield* single(
       "inspect",

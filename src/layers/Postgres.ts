@@ -1128,12 +1128,12 @@ const makeStorage = (
     )
   }
 
-  const outside = <A, E>(effect: Effect.Effect<A, E>): Effect.Effect<A, E> =>
-    Effect.updateContext(effect, (context: Context.Context<never>) =>
+  const outside = <A, E, R>(effect: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
+    Effect.updateContext(effect, (context: Context.Context<R>) =>
       // Mostly there is none, and a context that stays the same costs nothing.
       Option.isNone(Context.getOption(context, sql.transactionService))
         ? context
-        : Context.omit(sql.transactionService)(context))
+        : Context.omit(sql.transactionService)(context) as Context.Context<R>)
 
   const openTransaction = Effect.serviceOption(sql.transactionService)
 
@@ -1414,6 +1414,7 @@ const makeStorage = (
     transaction: Option.some({
       isOpen: Effect.map(openTransaction, Option.isSome),
       afterCommit,
+      outside,
       exclusive
     })
   })

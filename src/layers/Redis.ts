@@ -829,9 +829,11 @@ const make = Effect.fnUntraced(function*(options: Options) {
         ),
         (answer) => {
           const later: Array<number> = []
-          let reply: A | BackendError | "Later" = "Later"
+          let last: Reply = []
           for (const [i, fields] of (JSON.parse(answer as string) as ReadonlyArray<Reply | false>).entries()) {
-            if (fields !== false) reply = readReply(operation, fields)
+            if (fields !== false) last = fields
+            // Each is read by itself, for its bytes become its reader's own.
+            const reply = readReply(operation, last)
             if (reply === "Later") later.push(indices[i])
             else replies[indices[i]] = reply
           }

@@ -1,7 +1,8 @@
 import { assert, describe, it } from "@effect/vitest"
-import { Duration, Effect, Exit, Fiber, Option, Schema } from "effect"
+import { Duration, Effect, Exit, Fiber, Layer, Option, Schema } from "effect"
 import { SqlClient } from "effect/sql"
 import { Checkpoint, Lease, LeaseError, Renewal, Work, Worker } from "worklease"
+import * as Postgres from "worklease/layers/Postgres"
 import { freshDatabase } from "../support/Postgres.ts"
 import * as Sessions from "../support/Sessions.ts"
 
@@ -65,6 +66,24 @@ describe("Postgres inside the caller's transactions", () => {
         })
     )
   }
+
+  it.live("leases whose layer was built inside one that has ended do not look for it", () =>
+    Effect.gen(function*() {
+      const { layer } = yield* freshDatabase()
+      yield* Effect.gen(function*() {
+        const sql = yield* SqlClient.SqlClient
+        const leases = yield* Effect.flatMap(
+          Effect.scope,
+          (scope) => sql.withTransaction(Layer.buildWithScope(Lease.layer, scope))
+        )
+        const { token } = yield* Effect.provide(Lease.acquire(Count.id("a")), leases)
+        yield* Effect.provide(Lease.checkpoint(token, { n: 1 }), leases)
+        assert.deepStrictEqual(
+          yield* Effect.provide(Lease.readCheckpoint(token), leases),
+          Option.some({ n: 1 })
+        )
+      }).pipe(Effect.provide(Layer.provideMerge(Postgres.layer, layer)))
+    }))
 
   it.live("nor do they see what it has not committed, or wait for it", () =>
     Effect.gen(function*() {

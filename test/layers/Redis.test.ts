@@ -407,6 +407,34 @@ describe.runIf(isTested)("Redis", () => {
       }).pipe(Effect.provide(context))
     }))
 
+  it.live("items with the same reply do not get the same bytes", () =>
+    Effect.gen(function*() {
+      const { context } = yield* own()
+      yield* Effect.gen(function*() {
+        const backend = yield* Backend.Backend
+        const workIds = ["same-1", "same-2"]
+        const takeAll = Effect.suspend(() => backend.acquire([acquireRequest(workIds[0]), acquireRequest(workIds[1])]))
+        const terms = (yield* takeAll).map((reply, i): Backend.Term => ({
+          workId: workIds[i],
+          holderId: "a",
+          fencingToken: (reply as Backend.Acquired).fencingToken
+        }))
+        yield* backend.release(
+          terms.map((term): Backend.ReleaseRequest => ({
+            ...term,
+            exit: "finished",
+            interrupted: false,
+            state: Option.some({ sequence: 1n, state: { version: 1, bytes: Uint8Array.of(1, 2, 3) } })
+          })) as any
+        )
+        const [first, second] = (yield* takeAll).map((reply) =>
+          Option.getOrThrow((reply as Backend.Acquired).prior.state).bytes
+        )
+        first.fill(0)
+        assert.deepStrictEqual(Array.from(second), [1, 2, 3])
+      }).pipe(Effect.provide(context))
+    }))
+
   it.live("an item that cannot be done does not keep the others from theirs", () =>
     Effect.gen(function*() {
       const { context, server } = yield* own()
