@@ -67,16 +67,22 @@ describe("Pool", () => {
       }).pipe(onMemory))
 
     it.effect("a member with twice the capacity has twice the share, and what exceeds all capacities waits", () =>
-      Effect.gen(function*() {
-        const a = yield* start("a", { capacity: 2, keys: keysOf(6) })
-        yield* TestClock.adjust("10 seconds")
-        assert.deepStrictEqual(loads(a), [2])
-        assert.strictEqual(Object.values(yield* statesOf(a)).filter((_) => _ === "waiting").length, 4)
-        const b = yield* start("b", { capacity: 4, keys: keysOf(6) })
-        yield* TestClock.adjust("10 seconds")
-        assert.deepStrictEqual(loads(a, b), [2, 4])
-        assert.strictEqual(a.begun.length, 2)
-      }).pipe(onMemory))
+      logged((messages) =>
+        Effect.gen(function*() {
+          const about = (what: string) => messages.filter((_) => _.includes(what)).length
+          const a = yield* start("a", { capacity: 2, keys: keysOf(6) })
+          yield* TestClock.adjust("10 seconds")
+          assert.deepStrictEqual(loads(a), [2])
+          assert.strictEqual(Object.values(yield* statesOf(a)).filter((_) => _ === "waiting").length, 4)
+          assert.strictEqual(about("no member has room for 4 work IDs"), 1)
+          const b = yield* start("b", { capacity: 4, keys: keysOf(6) })
+          yield* TestClock.adjust("10 seconds")
+          assert.deepStrictEqual(loads(a, b), [2, 4])
+          assert.strictEqual(a.begun.length, 2)
+          assert.strictEqual(about("no member has room"), 1)
+          assert.strictEqual(about("room for all work IDs again"), 1)
+        })
+      ).pipe(onMemory))
 
     it.effect("no process has more at once than its capacity, also while what it had is still leaving", () =>
       Effect.gen(function*() {
@@ -744,6 +750,7 @@ describe("Pool", () => {
             const b = yield* start("b")
             yield* TestClock.adjust("30 seconds")
             assert.deepStrictEqual(loads(a, b), [5, 5])
+            assert.strictEqual(messages.filter((_) => _.includes("rounds succeed again")).length, 1)
           })
         ).pipe(Effect.provide(flaky))
       }).pipe(onMemory))

@@ -356,6 +356,16 @@ export const make = Effect.fnUntraced(function*(
     return true
   }
 
+  let isFull = false
+  const tellRoom = (waiting: number): Effect.Effect<void> =>
+    Effect.suspend(() => {
+      if (isFull === waiting > 0) return Effect.void
+      isFull = waiting > 0
+      return isFull
+        ? warn(`no member has room for ${waiting} work IDs, which wait. Add members, or raise their capacity`)
+        : inform("the members have room for all work IDs again")
+    })
+
   /** Does this process's part of the plan. */
   const act = Effect.fnUntraced(function*(all: ReadonlyArray<Member>) {
     const self = all.find((member) => member.holderId === holderId)
@@ -382,6 +392,10 @@ export const make = Effect.fnUntraced(function*(
           }
       )
     )
+    yield* tellRoom(assigned.reduce(
+      (count, to, index) => to === undefined && shared[index].standing._tag === "Free" ? count + 1 : count,
+      0
+    ))
     isSettled = true
     changesIn = Infinity
     for (const { standing } of views.values()) {
@@ -469,8 +483,12 @@ export const make = Effect.fnUntraced(function*(
       yield* tellTroubles
       const exit = yield* Effect.exit(round)
       if (isStopping) return
-      if (Exit.isFailure(exit) && !isFailing) yield* warn("a round failed; what runs goes on", exit.cause)
-      isFailing = Exit.isFailure(exit)
+      if (Exit.isFailure(exit) !== isFailing) {
+        isFailing = Exit.isFailure(exit)
+        yield* Exit.isFailure(exit)
+          ? warn("a round failed; what runs goes on", exit.cause)
+          : inform("rounds succeed again")
+      }
       yield* Effect.sleep(interval * (yield* Random.nextBetween(0.9, 1.1)))
     }
   })
@@ -645,7 +663,8 @@ const makeSource = Effect.fnUntraced(function*(
       const isTold = before.has(key) || invalid.has(key)
       invalid.add(key)
       if (!isTold) {
-        yield* warn(`a key is left out, because ${JSON.stringify(`${work.name}:${key}`)} is no valid work ID`)
+        const shown = key.length > 100 ? `${key.slice(0, 100)}…` : key
+        yield* warn(`a key is left out, because ${JSON.stringify(`${work.name}:${shown}`)} is no valid work ID`)
       }
     }
     valid = [...unique].sort(compareBytes)
