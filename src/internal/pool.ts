@@ -20,21 +20,18 @@ import { CurrentLease, Leases } from "../Lease.ts"
 import { BackendError, InvalidConfig, TimedOut } from "../LeaseError.ts"
 import type { Options, Pool, Status } from "../Pool.ts"
 import type * as Work from "../Work.ts"
+import * as Keys from "./keys.ts"
+import type { Known } from "./keys.ts"
 import { whyQuarantined } from "./leases.ts"
 import * as Members from "./members.ts"
 import { type Item, type Member, pauseOf, plan, type Rules, type Standing, standingOf } from "./plan.ts"
 import { type Term, termOf } from "./term.ts"
 import * as Window from "./window.ts"
-import { compareBytes, faultOf } from "./workId.ts"
+import { faultOf } from "./workId.ts"
 
 export const TypeId = "~worklease/Pool"
 
 type AnyOptions = Options<Work.Any, unknown, unknown, any, unknown, any>
-
-interface Known {
-  readonly key: string
-  readonly workId: string
-}
 
 /** How a work ID stood when it was read last. */
 interface View extends Known {
@@ -160,10 +157,9 @@ export const make = Effect.fnUntraced(function*(
   // what is known
   // ---------------------------------------------------------------------------
 
-  const source = yield* makeSource(options, ttl, warn).pipe(Effect.provideContext(context))
+  const readKeys = yield* Keys.make(options, ttl, warn).pipe(Effect.provideContext(context))
   /** In the order of the work IDs. */
   let known: ReadonlyArray<Known> = []
-  let knownKeys: ReadonlyArray<string> | undefined
   let knownDigest = 0
   let views = new Map<string, View>()
   let viewedAt = Window.now(clock)
@@ -291,7 +287,7 @@ export const make = Effect.fnUntraced(function*(
     })
 
   const round = Effect.gen(function*() {
-    const keys = yield* source.read
+    const keys = yield* readKeys
     // Who knows none would be given a share that it cannot take.
     if (keys === undefined) return
     if (learn(keys)) unsaid = true
@@ -346,11 +342,10 @@ export const make = Effect.fnUntraced(function*(
   })
 
   /** Takes over the keys, and tells whether they are others than before. */
-  const learn = (keys: ReadonlyArray<string>): boolean => {
-    if (keys === knownKeys) return false
-    knownKeys = keys
-    known = keys.map((key) => ({ key, workId: `${work.name}:${key}` }))
-    knownDigest = digestOf(known)
+  const learn = (keys: ReadonlyArray<Known>): boolean => {
+    if (keys === known) return false
+    known = keys
+    knownDigest = Keys.digestOf(known)
     const workIds = new Set(known.map(({ workId }) => workId))
     for (const workId of failures.keys()) if (!workIds.has(workId)) failures.delete(workId)
     return true
@@ -616,95 +611,3 @@ const isSameStatus = (before: ReadonlyArray<Status>, after: ReadonlyArray<Status
       Option.getOrUndefined(a.holderId) === Option.getOrUndefined(b.holderId) &&
       Option.getOrUndefined(a.since) === Option.getOrUndefined(b.since)
   })
-
-/** Equal for the same work IDs, and hardly ever for others. */
-const digestOf = (known: ReadonlyArray<Known>): number => {
-  let hash = 0x811c9dc5
-  for (const { workId } of known) {
-    for (let i = 0; i <= workId.length; i++) {
-      hash = Math.imul(hash ^ (i === workId.length ? 0 : workId.charCodeAt(i)), 0x01000193)
-    }
-  }
-  return hash
-}
-
-// -----------------------------------------------------------------------------
-// keys
-// -----------------------------------------------------------------------------
-
-interface Source {
-  /** Valid keys, each once, in the order of their work IDs. None as long as they are not known. */
-  readonly read: Effect.Effect<ReadonlyArray<string> | undefined>
-}
-
-/** Where the keys come from. Whatever fails there, those that were known last stand. */
-const makeSource = Effect.fnUntraced(function*(
-  options: AnyOptions,
-  timeout: number,
-  warn: (message: string, cause?: Cause.Cause<unknown>) => Effect.Effect<void>
-): Effect.fn.Return<Source, never, Scope.Scope> {
-  const { keys, work } = options
-  let invalid = new Set<string>()
-  let raw: ReadonlyArray<string> | undefined
-  let valid: ReadonlyArray<string> | undefined
-
-  /** Those that are the same as before stay the same array. */
-  const take = Effect.fnUntraced(function*(taken: ReadonlyArray<string>) {
-    if (raw !== undefined && raw.length === taken.length && raw.every((key, index) => key === taken[index])) return
-    raw = taken
-    const unique = new Set<string>()
-    const before = invalid
-    invalid = new Set()
-    for (const key of taken) {
-      if (faultOf(`${work.name}:${key}`) === undefined) {
-        unique.add(key)
-        continue
-      }
-      const isTold = before.has(key) || invalid.has(key)
-      invalid.add(key)
-      if (!isTold) {
-        const shown = key.length > 100 ? `${key.slice(0, 100)}…` : key
-        yield* warn(`a key is left out, because ${JSON.stringify(`${work.name}:${shown}`)} is no valid work ID`)
-      }
-    }
-    valid = [...unique].sort(compareBytes)
-  })
-  const known = Effect.sync(() => valid)
-
-  if (Stream.isStream(keys)) {
-    let times = 0
-    const listening = Stream.runForEach(keys, (keys) => {
-      times = 0
-      return take([...keys])
-    }).pipe(
-      Effect.tapCause((cause) => warn("the stream of keys failed, and is run again", cause)),
-      Effect.catchCause(() =>
-        Effect.andThen(Effect.suspend(() => Effect.sleep(pauseOf(++times, 0.5))), Effect.fail("again"))
-      ),
-      Effect.eventually
-    )
-    yield* Effect.forkScoped(listening as Effect.Effect<void>)
-    return { read: known }
-  }
-  const reading = Effect.isEffect(keys)
-    ? Effect.timeout(keys as Effect.Effect<Iterable<string>>, timeout)
-    // What can be iterated only once is read once.
-    : Effect.succeed(Object.is(keys[Symbol.iterator](), keys) ? [...keys] : keys)
-  let isFailing = false
-  return {
-    read: reading.pipe(
-      Effect.flatMap((keys) => take([...keys])),
-      Effect.tap(() =>
-        Effect.sync(() => {
-          isFailing = false
-        })
-      ),
-      Effect.catchCause((cause) => {
-        if (isFailing) return Effect.void
-        isFailing = true
-        return warn("the keys could not be read; those that were read last stand", cause)
-      }),
-      Effect.andThen(known)
-    )
-  }
-})

@@ -1,0 +1,103 @@
+/**
+ * The keys of a pool's work IDs, wherever they come from: a value, an effect or
+ * a stream. Whatever fails there, those that were known last stand.
+ */
+
+import type * as Cause from "effect/Cause"
+import * as Effect from "effect/Effect"
+import type * as Scope from "effect/Scope"
+import * as Stream from "effect/Stream"
+import type { Options } from "../Pool.ts"
+import type * as Work from "../Work.ts"
+import { pauseOf } from "./plan.ts"
+import { compareBytes, faultOf } from "./workId.ts"
+
+export interface Known {
+  readonly key: string
+  readonly workId: string
+}
+
+/**
+ * Answers how to read the valid keys, each once, in the order of their work
+ * IDs: the same array as long as they are the same, none as long as they are
+ * not known. An effect may take `timeout` milliseconds.
+ */
+export const make = Effect.fnUntraced(function*(
+  options: Pick<Options<Work.Any, unknown, unknown, any, unknown, any>, "keys" | "work">,
+  timeout: number,
+  warn: (message: string, cause?: Cause.Cause<unknown>) => Effect.Effect<void>
+): Effect.fn.Return<Effect.Effect<ReadonlyArray<Known> | undefined>, never, Scope.Scope> {
+  const { keys, work } = options
+  let invalid = new Set<string>()
+  let raw: ReadonlyArray<string> | undefined
+  let known: ReadonlyArray<Known> | undefined
+
+  const take = Effect.fnUntraced(function*(taken: ReadonlyArray<string>) {
+    if (raw !== undefined && raw.length === taken.length && raw.every((key, index) => key === taken[index])) return
+    raw = taken
+    const valid = new Map<string, Known>()
+    const before = invalid
+    invalid = new Set()
+    for (const key of taken) {
+      const workId = `${work.name}:${key}`
+      if (faultOf(workId) === undefined) {
+        valid.set(workId, { key, workId })
+        continue
+      }
+      const isTold = before.has(key) || invalid.has(key)
+      invalid.add(key)
+      if (!isTold) {
+        const shown = key.length > 100 ? `${key.slice(0, 100)}…` : key
+        yield* warn(`a key is left out, because ${JSON.stringify(`${work.name}:${shown}`)} is no valid work ID`)
+      }
+    }
+    known = [...valid.values()].sort((a, b) => compareBytes(a.workId, b.workId))
+  })
+  const read = Effect.sync(() => known)
+
+  if (Stream.isStream(keys)) {
+    let times = 0
+    const listening = Stream.runForEach(keys, (keys) => {
+      times = 0
+      return take([...keys])
+    }).pipe(
+      Effect.tapCause((cause) => warn("the stream of keys failed, and is run again", cause)),
+      Effect.catchCause(() =>
+        Effect.andThen(Effect.suspend(() => Effect.sleep(pauseOf(++times, 0.5))), Effect.fail("again"))
+      ),
+      Effect.eventually
+    )
+    yield* Effect.forkScoped(listening as Effect.Effect<void>)
+    return read
+  }
+  const reading = Effect.isEffect(keys)
+    ? Effect.timeout(keys as Effect.Effect<Iterable<string>>, timeout)
+    // What can be iterated only once is read once.
+    : Effect.succeed(Object.is(keys[Symbol.iterator](), keys) ? [...keys] : keys)
+  let isFailing = false
+  return reading.pipe(
+    Effect.flatMap((keys) => take([...keys])),
+    Effect.tap(() =>
+      Effect.sync(() => {
+        isFailing = false
+      })
+    ),
+    Effect.catchCause((cause) => {
+      if (isFailing) return Effect.void
+      isFailing = true
+      return warn("the keys could not be read; those that were read last stand", cause)
+    }),
+    Effect.andThen(read)
+  )
+})
+
+/** Equal for the same work IDs, and hardly ever for others. */
+export const digestOf = (known: ReadonlyArray<Known>): number => {
+  let hash = 0x811c9dc5
+  for (const { workId } of known) {
+    for (let i = 0; i <= workId.length; i++) {
+      hash = Math.imul(hash ^ (i === workId.length ? 0 : workId.charCodeAt(i)), 0x01000193)
+    }
+  }
+  return hash
+}
