@@ -271,10 +271,8 @@ export const make = Effect.fnUntraced(function*(
 
   let seen = { fingerprint: "", makeUp: "", makeUpAndKeys: "" }
   let roundsSinceLook = 0
-  /** Whether everything was as planned when it looked last. */
-  let isSettled = false
-  /** When something changes by itself, in milliseconds from the last look. */
-  let changesIn = Infinity
+  /** When something changes by itself, in milliseconds from the last look: at once while not all is as planned. */
+  let changesIn = 0
 
   /** What changes meanwhile is said next time. */
   const saying = <E>(self: Effect.Effect<void, E>): Effect.Effect<void, E> =>
@@ -299,11 +297,11 @@ export const make = Effect.fnUntraced(function*(
     }
     if (unsaid) {
       yield* saying(members.say({ isLeaving: false, keys: knownDigest }))
-      isSettled = false
+      changesIn = 0
     }
     const roll = yield* members.read
     roundsSinceLook++
-    const mustLook = isNew || !isSettled || roll.fingerprint !== seen.fingerprint || roundsSinceLook >= lookEvery ||
+    const mustLook = isNew || roll.fingerprint !== seen.fingerprint || roundsSinceLook >= lookEvery ||
       Window.elapsedMillis(clock, viewedAt) >= changesIn
     if (!mustLook) return
     const sentAt = Window.now(clock)
@@ -391,7 +389,6 @@ export const make = Effect.fnUntraced(function*(
       (count, to, index) => to === undefined && shared[index].standing._tag === "Free" ? count + 1 : count,
       0
     ))
-    isSettled = true
     changesIn = Infinity
     for (const { standing } of views.values()) {
       if (standing._tag === "Idle") changesIn = Math.min(changesIn, standing.after)
@@ -405,10 +402,10 @@ export const make = Effect.fnUntraced(function*(
       if (to === self) {
         isWanted.add(workId)
         if (standing._tag === "Free") {
-          if (standing.after === 0) isSettled = false
+          if (standing.after === 0) changesIn = 0
           if (!runs.has(workId)) starting.push([view, Math.max(standing.after, pauseLeft(workId))])
         } else if (standing.holderId !== holderId) {
-          isSettled = false
+          changesIn = 0
           if (!runs.has(workId)) starting.push([view, 0])
         } else if (!runs.has(workId)) {
           // It has ended since it was read, which is said, could not be released, or is not the pool's.
@@ -417,12 +414,12 @@ export const make = Effect.fnUntraced(function*(
       } else if (standing._tag === "Held") {
         // What is held by nobody of the pool may expire.
         if (!holders.has(standing.holderId)) changesIn = Math.min(changesIn, standing.remaining)
-        else if (to?.holderId !== standing.holderId) isSettled = false
+        else if (to?.holderId !== standing.holderId) changesIn = 0
       } else if (to?.presence === "absent") changesIn = Math.min(changesIn, ttl - standing.sinceEnd)
       else if (to !== undefined) {
         if (standing.after > 0) changesIn = Math.min(changesIn, standing.after + interval)
         else {
-          isSettled = false
+          changesIn = 0
           others.push([view, to])
         }
       }
