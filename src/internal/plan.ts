@@ -36,13 +36,16 @@ export interface Item {
 
 interface Side {
   readonly member: Member
-  /** What it holds, by its place in the order of the work IDs: first what is pinned. */
+  /** What it holds, each by its place in the order of the work IDs. */
+  readonly pinned: Array<number>
   readonly held: Array<number>
   /** What nobody holds, and was its own. */
   readonly owned: Array<number>
-  pinned: number
   target: number
 }
+
+/** All of it, in the order in which it is kept. */
+const hadBy = ({ held, owned, pinned }: Side): ReadonlyArray<number> => [...pinned, ...held, ...owned]
 
 /**
  * Shares `items` among `members`, both in order: these by slot, those by work
@@ -60,7 +63,7 @@ export const plan = (
   members: ReadonlyArray<Member>,
   items: ReadonlyArray<Item>
 ): ReadonlyArray<Member | undefined> => {
-  const sides = members.map((member): Side => ({ member, held: [], owned: [], pinned: 0, target: 0 }))
+  const sides = members.map((member): Side => ({ member, pinned: [], held: [], owned: [], target: 0 }))
   const byHolder = new Map<string, Side>()
   for (const side of sides) {
     for (const holderId of side.member.formerly) byHolder.set(holderId, side)
@@ -69,7 +72,6 @@ export const plan = (
   for (const side of sides) byHolder.set(side.member.holderId, side)
 
   const free: Array<number> = []
-  const pinned: Array<readonly [Side, number]> = []
   let count = 0
   items.forEach((item, index) => {
     const owner = item.holderId ?? item.lastHolderId
@@ -77,32 +79,25 @@ export const plan = (
     if (item.holderId !== undefined && side === undefined) return
     count++
     if (side === undefined) free.push(index)
-    else if (item.holderId !== undefined) {
-      if (item.isPinned) pinned.push([side, index])
-      else side.held.push(index)
-    } else if (side.member.presence !== "absent" || item.isRecent) side.owned.push(index)
+    else if (item.holderId !== undefined) (item.isPinned ? side.pinned : side.held).push(index)
+    else if (side.member.presence !== "absent" || item.isRecent) side.owned.push(index)
     else free.push(index)
   })
-  for (const [side, index] of pinned.reverse()) {
-    side.held.unshift(index)
-    side.pinned++
-  }
 
   setTargets(sides, count)
 
   const assigned = items.map((): Member | undefined => undefined)
-  for (const { held, member, owned, target } of sides) {
-    const keeping = [...held, ...owned]
-    keeping.forEach((index, place) => {
-      if (place < target) assigned[index] = member
+  for (const side of sides) {
+    hadBy(side).forEach((index, place) => {
+      if (place < side.target) assigned[index] = side.member
       else free.push(index)
     })
   }
   free.sort((a, b) => a - b)
   let next = 0
-  for (const { held, member, owned, target } of sides) {
-    const room = Math.max(0, target - held.length - owned.length)
-    for (const index of free.slice(next, next + room)) assigned[index] = member
+  for (const side of sides) {
+    const room = Math.max(0, side.target - hadBy(side).length)
+    for (const index of free.slice(next, next + room)) assigned[index] = side.member
     next += room
   }
   return assigned
@@ -115,17 +110,17 @@ const setTargets = (sides: ReadonlyArray<Side>, count: number): void => {
     if (side.member.presence !== "absent") continue
     // Rounded up whatever the others have, so that it does not change while they take what is theirs.
     const share = Math.ceil(side.member.capacity * Math.min(1, count / capacity))
-    side.target = Math.min(share, side.held.length + side.owned.length, remaining)
+    side.target = Math.min(share, hadBy(side).length, remaining)
     remaining -= side.target
   }
   let sharing = sides.filter(({ member }) => member.presence === "present")
   while (true) {
     share(sharing, remaining)
     // Who has to keep more than its share has that, and the others share what remains.
-    const bound = sharing.filter(({ pinned, target }) => pinned > target)
+    const bound = sharing.filter(({ pinned, target }) => pinned.length > target)
     if (bound.length === 0) return
     for (const side of bound) {
-      side.target = side.pinned
+      side.target = side.pinned.length
       remaining = Math.max(0, remaining - side.target)
     }
     sharing = sharing.filter((side) => !bound.includes(side))
@@ -145,8 +140,8 @@ const share = (sides: ReadonlyArray<Side>, count: number): void => {
     rest -= side.target
   }
   /** The larger, the more it is lost by rounding down: first something that is held, then something that was owned. */
-  const loss = ({ held, owned, target }: Side): number =>
-    held.length > target ? 2 : held.length + owned.length > target ? 1 : 0
+  const loss = (side: Side): number =>
+    side.pinned.length + side.held.length > side.target ? 2 : hadBy(side).length > side.target ? 1 : 0
   const fraction = ({ member }: Side): number => count * member.capacity % capacity
   sides
     .filter((side) => fraction(side) > 0)
