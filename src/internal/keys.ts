@@ -25,7 +25,7 @@ export interface Known {
 export const make = Effect.fnUntraced(function*(
   options: Pick<Options<Work.Any, unknown, unknown, any, unknown, any>, "keys" | "work">,
   timeout: number,
-  warn: (message: string, cause?: Cause.Cause<unknown>) => Effect.Effect<void>
+  warn: (message: string, ...cause: ReadonlyArray<Cause.Cause<unknown>>) => Effect.Effect<void>
 ): Effect.fn.Return<Effect.Effect<ReadonlyArray<Known> | undefined>, never, Scope.Scope> {
   const { keys, work } = options
   let invalid = new Set<string>()

@@ -123,13 +123,8 @@ export const make = Effect.fnUntraced(function*(
   yield* Effect.addFinalizer(() => Effect.sync(() => names.delete(name)))
 
   const title = `Pool ${JSON.stringify(name)}`
-  const warn = (message: string, cause?: Cause.Cause<unknown>): Effect.Effect<void> =>
-    annotated(
-      cause === undefined ? Effect.logWarning(`${title}: ${message}`) : Effect.logWarning(
-        `${title}: ${message}`,
-        cause
-      )
-    )
+  const warn = (message: string, ...cause: ReadonlyArray<Cause.Cause<unknown>>): Effect.Effect<void> =>
+    annotated(Effect.logWarning(`${title}: ${message}`, ...cause))
   const inform = (message: string): Effect.Effect<void> => annotated(Effect.logInfo(`${title}: ${message}`))
 
   /** Waits for an answer for as long as this pool's policy says, which may be shorter than that of the layer. */
@@ -167,8 +162,9 @@ export const make = Effect.fnUntraced(function*(
   /** Work IDs that could not be taken, and how long they are let alone. */
   const failures = new Map<string, { readonly times: number; readonly at: Window.Instant; readonly pause: number }>()
   /** How often another was seen not to take what is its own, and since when. */
-  const untaken = new Map<string, { readonly times: number; readonly since: Window.Instant }>()
-  const quarantined = new Set<string>()
+  let untaken = new Map<string, { readonly times: number; readonly since: Window.Instant }>()
+  /** Which it has said are quarantined. */
+  let quarantined = new Set<string>()
   let isStopping = false
   let unsaid = true
 
@@ -326,8 +322,8 @@ export const make = Effect.fnUntraced(function*(
 
   /** Once for each, by the member that has had it last. */
   const tellQuarantined = Effect.suspend(() => {
-    const before = new Set(quarantined)
-    quarantined.clear()
+    const before = quarantined
+    quarantined = new Set()
     const found: Array<string> = []
     for (const { standing, termsWithoutProgress, workId } of views.values()) {
       if (standing._tag !== "Quarantined" || standing.lastHolderId !== holderId) continue
@@ -454,8 +450,8 @@ export const make = Effect.fnUntraced(function*(
   ) {
     const present = all.filter(({ presence }) => presence === "present")
     const place = present.indexOf(self)
-    const before = new Map(untaken)
-    untaken.clear()
+    const before = untaken
+    untaken = new Map()
     for (const [index, [view, to]] of others.entries()) {
       const { since, times } = before.get(view.workId) ?? { since: viewedAt, times: 0 }
       untaken.set(view.workId, { since, times: times + 1 })
