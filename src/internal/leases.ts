@@ -43,7 +43,7 @@ import { type Options as ResendOptions, resend, type Settled, startingWith } fro
 import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
 import { makeToken, Term, termOf } from "./term.ts"
 import * as Window from "./window.ts"
-import { faultOf, validate } from "./workId.ts"
+import { validate, validateOption } from "./workId.ts"
 
 export const TypeId = "~worklease/Lease"
 
@@ -111,13 +111,7 @@ export const make = Effect.fnUntraced(function*(
     return yield* new InvalidConfig({ field: "pollInterval", why: "it must be a positive and finite duration" })
   }
   const holderId = options.holderId ?? SecureRandom.uuidV7Unsafe()
-  const holderIdFault = faultOf(holderId)
-  if (holderIdFault !== undefined) {
-    return yield* new InvalidConfig({
-      field: "holderId",
-      why: "it must be 1 to 512 UTF-8 bytes, without NUL and lone surrogates"
-    })
-  }
+  yield* validateOption("holderId", holderId)
 
   // No other attempt is called the same. Short ones make for short rows, and to count is faster than random bytes.
   const attemptPrefix = `${Base64Url.encode(SecureRandom.randomBytesUnsafe(12))}.`

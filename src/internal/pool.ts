@@ -27,7 +27,7 @@ import * as Members from "./members.ts"
 import { type Item, type Member, pauseOf, plan, type Rules, type Standing, standingOf } from "./plan.ts"
 import { type Term, termOf } from "./term.ts"
 import * as Window from "./window.ts"
-import { faultOf } from "./workId.ts"
+import { faultOf, validateOption } from "./workId.ts"
 
 export const TypeId = "~worklease/Pool"
 
@@ -92,12 +92,7 @@ export const make = Effect.fnUntraced(function*(
       why: "it must be 1 to 498 UTF-8 bytes, without NUL and lone surrogates"
     })
   }
-  if (options.memberId !== undefined && faultOf(options.memberId) !== undefined) {
-    return yield* new InvalidConfig({
-      field: "memberId",
-      why: "it must be 1 to 512 UTF-8 bytes, without NUL and lone surrogates"
-    })
-  }
+  if (options.memberId !== undefined) yield* validateOption("memberId", options.memberId)
   const capacity = yield* positiveInteger("capacity", options.capacity ?? 10_000, 1_000_000)
   const interval = yield* positive("interval", options.interval ?? ttl / 10)
   const handoffTimeout = yield* positive("handoffTimeout", options.handoffTimeout ?? "30 seconds")
