@@ -160,7 +160,7 @@ export const make = Effect.fnUntraced(function*(
   // what is known
   // ---------------------------------------------------------------------------
 
-  const source = yield* makeSource(options, ttl, warn).pipe(Effect.provideContext(context))
+  const source = yield* makeSource(options, ttl, interval, warn).pipe(Effect.provideContext(context))
   /** In the order of the work IDs. */
   let known: ReadonlyArray<Known> = []
   let knownKeys: ReadonlyArray<string> | undefined
@@ -641,6 +641,7 @@ interface Source {
 const makeSource = Effect.fnUntraced(function*(
   options: AnyOptions,
   timeout: number,
+  interval: number,
   warn: (message: string, cause?: Cause.Cause<unknown>) => Effect.Effect<void>
 ): Effect.fn.Return<Source, never, Scope.Scope> {
   const { keys, work } = options
@@ -691,20 +692,29 @@ const makeSource = Effect.fnUntraced(function*(
     // What can be iterated only once is read once.
     : Effect.succeed(Object.is(keys[Symbol.iterator](), keys) ? [...keys] : keys)
   let isFailing = false
+  const reads = reading.pipe(
+    Effect.flatMap((keys) => take([...keys])),
+    Effect.tap(() =>
+      Effect.sync(() => {
+        isFailing = false
+      })
+    ),
+    Effect.catchCause((cause) => {
+      if (isFailing) return Effect.void
+      isFailing = true
+      return warn("the keys could not be read; those that were read last stand", cause)
+    })
+  )
+  const scope = yield* Effect.scope
+  let fiber: Fiber.Fiber<void> | undefined
+  // A round does not wait for long: what it has to hand over or take does not depend on what is new.
   return {
-    read: reading.pipe(
-      Effect.flatMap((keys) => take([...keys])),
-      Effect.tap(() =>
-        Effect.sync(() => {
-          isFailing = false
-        })
-      ),
-      Effect.catchCause((cause) => {
-        if (isFailing) return Effect.void
-        isFailing = true
-        return warn("the keys could not be read; those that were read last stand", cause)
-      }),
-      Effect.andThen(known)
-    )
+    read: Effect.gen(function*() {
+      if (fiber === undefined || fiber.pollUnsafe() !== undefined) {
+        fiber = yield* Effect.forkIn(reads, scope, { startImmediately: true })
+      }
+      if (fiber.pollUnsafe() === undefined) yield* Effect.timeoutOption(Fiber.await(fiber), interval)
+      return valid
+    })
   }
 })
