@@ -142,7 +142,8 @@ export interface Pool {
    * Takes nothing more, asks all work to yield, and ends when the last of it
    * has ended and everything is released. Work that does not yield is
    * interrupted after `handoffTimeout`; its finalizers are waited for. Called
-   * again, it waits for the same.
+   * again, it waits for the same. Who waits may be interrupted, as the pool's own
+   * work is that calls it: the shutdown goes on.
    */
   readonly shutdown: Effect.Effect<void>
 }
@@ -164,7 +165,8 @@ export interface Options<W extends Work.Any, A, EX, R, EK, RK> {
   /**
    * The keys of the work IDs: an iterable or an effect, which are read in each
    * round, or a stream, whose latest element counts. When reading them fails,
-   * the failure is logged, and those that were known last stand. A key whose
+   * or takes longer than one `ttl`, that is logged, and those that were known
+   * last stand; a round waits for them for one `interval` at the most. A key whose
    * work ID is invalid is logged, and left out.
    *
    * A key that is added is run by one of the members that know it; one that is

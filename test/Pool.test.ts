@@ -506,6 +506,22 @@ describe("Pool", () => {
         })
       ).pipe(onMemory))
 
+    it.effect("that take long to be read do not keep a process from its rounds", () =>
+      Effect.gen(function*() {
+        const backend = yield* TestBackend.TestBackend
+        let isOut = false
+        const keys = Effect.suspend(() => isOut ? Effect.never : Effect.succeed(keysOf(10)))
+        const a = yield* start("a", { keys })
+        const b = yield* start("b", { keys })
+        yield* TestClock.adjust("10 seconds")
+        isOut = true
+        yield* TestClock.adjust("10 seconds")
+        yield* backend.sever("a")
+        // One ttl, and two rounds, which wait for the keys as long again.
+        yield* TestClock.adjust("43 seconds")
+        assert.deepStrictEqual(loads(a, b), [0, 10])
+      }).pipe(silently, onTestBackend))
+
     it.effect("from a stream that fails stay as they were, and it is run again", () =>
       Effect.gen(function*() {
         let times = 0

@@ -5,6 +5,7 @@
 
 import type * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"
+import * as Fiber from "effect/Fiber"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import type { Options } from "../Pool.ts"
@@ -20,14 +21,18 @@ export interface Known {
 /**
  * Answers how to read the valid keys, each once, in the order of their work
  * IDs: the same array as long as they are the same, none as long as they are
- * not known. An effect may take `timeout` milliseconds.
+ * not known.
  */
-export const make = Effect.fnUntraced(function*(
-  options: Pick<Options<Work.Any, unknown, unknown, any, unknown, any>, "keys" | "work">,
-  timeout: number,
-  warn: (message: string, ...cause: ReadonlyArray<Cause.Cause<unknown>>) => Effect.Effect<void>
-): Effect.fn.Return<Effect.Effect<ReadonlyArray<Known> | undefined>, never, Scope.Scope> {
-  const { keys, work } = options
+export const make = Effect.fnUntraced(function*(options: {
+  readonly work: Work.Any
+  readonly keys: Options<Work.Any, unknown, unknown, any, unknown, any>["keys"]
+  /** The milliseconds that an effect may take. */
+  readonly timeout: number
+  /** For how many of them a read waits. */
+  readonly patience: number
+  readonly warn: (message: string, ...cause: ReadonlyArray<Cause.Cause<unknown>>) => Effect.Effect<void>
+}): Effect.fn.Return<Effect.Effect<ReadonlyArray<Known> | undefined>, never, Scope.Scope> {
+  const { keys, patience, timeout, warn, work } = options
   let invalid = new Set<string>()
   let raw: ReadonlyArray<string> | undefined
   let known: ReadonlyArray<Known> | undefined
@@ -53,7 +58,6 @@ export const make = Effect.fnUntraced(function*(
     }
     known = [...valid.values()].sort((a, b) => compareBytes(a.workId, b.workId))
   })
-  const read = Effect.sync(() => known)
 
   if (Stream.isStream(keys)) {
     let times = 0
@@ -68,14 +72,14 @@ export const make = Effect.fnUntraced(function*(
       Effect.eventually
     )
     yield* Effect.forkScoped(listening as Effect.Effect<void>)
-    return read
+    return Effect.sync(() => known)
   }
   const reading = Effect.isEffect(keys)
     ? Effect.timeout(keys as Effect.Effect<Iterable<string>>, timeout)
     // What can be iterated only once is read once.
     : Effect.succeed(Object.is(keys[Symbol.iterator](), keys) ? [...keys] : keys)
   let isFailing = false
-  return reading.pipe(
+  const taking = reading.pipe(
     Effect.flatMap((keys) => take([...keys])),
     Effect.tap(() =>
       Effect.sync(() => {
@@ -86,9 +90,18 @@ export const make = Effect.fnUntraced(function*(
       if (isFailing) return Effect.void
       isFailing = true
       return warn("the keys could not be read; those that were read last stand", cause)
-    }),
-    Effect.andThen(read)
+    })
   )
+  const scope = yield* Effect.scope
+  let fiber: Fiber.Fiber<void> | undefined
+  // A round does not wait for long: what it has to hand over or take does not depend on what is new.
+  return Effect.gen(function*() {
+    if (fiber === undefined || fiber.pollUnsafe() !== undefined) {
+      fiber = yield* Effect.forkIn(taking, scope, { startImmediately: true })
+    }
+    if (fiber.pollUnsafe() === undefined) yield* Effect.timeoutOption(Fiber.await(fiber), patience)
+    return known
+  })
 })
 
 /** Equal for the same work IDs, and hardly ever for others. */

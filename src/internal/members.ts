@@ -105,7 +105,7 @@ interface Slot {
   readonly state: State | undefined
   /** In that case, what is left of the holder before. */
   readonly before: State | undefined
-  /** Whether it may come to be nobody's by and by only: it is held, or kept for who has left it. */
+  /** Whether others may not take it: it is held, kept for who may come back to it, or cannot be read. */
   readonly isKept: boolean
 }
 

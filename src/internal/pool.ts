@@ -147,7 +147,9 @@ export const make = Effect.fnUntraced(function*(
   // what is known
   // ---------------------------------------------------------------------------
 
-  const readKeys = yield* Keys.make(options, ttl, warn).pipe(Effect.provideContext(context))
+  const readKeys = yield* Keys.make({ work, keys: options.keys, timeout: ttl, patience: interval, warn }).pipe(
+    Effect.provideContext(context)
+  )
   /** In the order of the work IDs. */
   let known: ReadonlyArray<Known> = []
   let knownDigest = 0
