@@ -17,7 +17,8 @@
  *   have expired. One with a `memberId` that comes back within one `ttl` finds
  *   its work IDs kept for it.
  * - **Paced.** Work that fails is tried again after a pause, which grows. After
- *   `quarantineAfter` terms without a checkpoint it is left alone.
+ *   `quarantineAfter` terms without a checkpoint it is left alone, until
+ *   `Lease.lift`.
  * - **Frugal.** While nothing changes, a member sends one statement per
  *   `interval`, beside the renewals of what it holds: however many work IDs
  *   there are.
@@ -30,8 +31,9 @@
  * Pools of one name must agree on their options, their `ttl` included. Work
  * that somebody asks to yield with `Lease.requestYield` begins again where the
  * plan has it, which may be the same member: to move work away from a member,
- * shut it down. Work that neither makes checkpoints nor waits for `awaitYieldRequest` cannot be
- * asked: it is interrupted after `handoffTimeout`, each time that it moves.
+ * shut it down. Work that neither makes checkpoints nor waits for
+ * `awaitYieldRequest` cannot be asked: it is interrupted after
+ * `handoffTimeout`, each time that it moves.
  *
  * **Example** (Partitions, shared among all processes that run this)
  *
@@ -112,16 +114,16 @@ export interface Status {
    * - `idle`: it has finished, and will run again.
    * - `finished`: it has finished, and will not run again.
    * - `retired`: it is done for good.
-   * - `quarantined`: it is left alone, for the reason in `why`.
+   * - `quarantined`: it is left alone until `Lease.lift`, for the reason in `why`.
    */
   readonly state: "waiting" | "running" | "yielding" | "idle" | "finished" | "retired" | "quarantined"
-  /** Who holds it. */
+  /** Who holds it, if somebody does. */
   readonly holderId: Option.Option<string>
   /** Since when that one holds it, in milliseconds since the epoch, by the backend's clock. */
   readonly since: Option.Option<number>
-  /** How many terms in a row have ended without a new checkpoint. */
+  /** How many terms in a row have ended without a new checkpoint, as `expired` or `abandoned` and not interrupted. */
   readonly termsWithoutProgress: number
-  /** Why it is quarantined. */
+  /** Why it is quarantined, if it is. */
   readonly why: Option.Option<string>
 }
 
@@ -151,10 +153,16 @@ export interface Pool {
 /**
  * Options of a pool.
  *
+ * **Details**
+ *
+ * Durations are positive, and finite but for `idleGrace`; a number is
+ * milliseconds.
+ *
  * @category options
  * @since 0.1.0
  */
 export interface Options<W extends Work.Any, A, EX, R, EK, RK> {
+  /** Its checkpoints are those of the pool's work IDs, which are `work.id(key)`. */
   readonly work: W
   /**
    * Pools of the same name share their members, whose leases have the work IDs
@@ -203,7 +211,11 @@ export interface Options<W extends Work.Any, A, EX, R, EK, RK> {
   readonly handoffTimeout?: Duration.Input | undefined
   /** How long a round is, ±10 %. Defaults to a tenth of the policy's `ttl`. */
   readonly interval?: Duration.Input | undefined
-  /** How many terms in a row may end without a checkpoint. `Infinity` for any number. Defaults to 5. */
+  /**
+   * After how many terms in a row without a new checkpoint a work ID is left
+   * alone, until `Lease.lift`. An integer from 1 to 1,000,000, or `Infinity` for
+   * never. Defaults to 5.
+   */
   readonly quarantineAfter?: number | undefined
   /** How long after it has finished a work ID runs again. Defaults to never. */
   readonly rerunAfter?: Duration.Input | undefined
@@ -226,8 +238,9 @@ export interface Options<W extends Work.Any, A, EX, R, EK, RK> {
  * backend is out of reach. Fails with `InvalidConfig`, naming the field: `name`
  * also where this process is a member of that pool already.
  *
- * What fails is logged as a warning, with the annotation `module` set to
- * `worklease/Pool`; a shutdown is logged as information.
+ * What fails or finds no room is logged as a warning, with the annotation
+ * `module` set to `worklease/Pool`; a shutdown, and what is well again, is
+ * logged as information.
  *
  * Work runs with the services that are there when the pool is made, and may
  * read its lease from `CurrentLease`.
