@@ -3,7 +3,7 @@
  * IDs stand, plans who has which, and does its own part of that.
  */
 
-import * as Cause from "effect/Cause"
+import type * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
 import type * as Context from "effect/Context"
 import * as Deferred from "effect/Deferred"
@@ -16,7 +16,7 @@ import * as Queue from "effect/Queue"
 import * as Random from "effect/Random"
 import * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
-import { CurrentLease, Leases } from "../Lease.ts"
+import { Leases } from "../Lease.ts"
 import { BackendError, InvalidConfig, TimedOut } from "../LeaseError.ts"
 import type { Options, Pool, Status } from "../Pool.ts"
 import type * as Work from "../Work.ts"
@@ -24,8 +24,8 @@ import * as Keys from "./keys.ts"
 import type { Known } from "./keys.ts"
 import { whyQuarantined } from "./leases.ts"
 import * as Members from "./members.ts"
-import { type Item, type Member, pauseOf, plan, type Rules, type Standing, standingOf } from "./plan.ts"
-import { type Term, termOf } from "./term.ts"
+import { type Item, type Member, plan, type Rules, type Standing, standingOf } from "./plan.ts"
+import * as Runs from "./runs.ts"
 import * as Window from "./window.ts"
 import { faultOf, validateOption } from "./workId.ts"
 
@@ -37,16 +37,6 @@ type AnyOptions = Options<Work.Any, unknown, unknown, any, unknown, any>
 interface View extends Known {
   readonly standing: Standing
   readonly termsWithoutProgress: number
-}
-
-/** What this process does about a work ID. */
-interface Run extends Known {
-  /** Set when its work begins. */
-  term: Term | undefined
-  isYielding: boolean
-  /** It is another's, who did not take it. */
-  isAdopted: boolean
-  fiber: Fiber.Fiber<unknown, unknown> | undefined
 }
 
 /** Every so many rounds it reads how all stand, whether or not anything seems to have changed. */
@@ -155,9 +145,6 @@ export const make = Effect.fnUntraced(function*(
   let knownDigest = 0
   let views = new Map<string, View>()
   let viewedAt = Window.now(clock)
-  const runs = new Map<string, Run>()
-  /** Work IDs that could not be taken, and how long they are let alone. */
-  const failures = new Map<string, { readonly times: number; readonly at: Window.Instant; readonly pause: number }>()
   /** How often another was seen not to take what is its own, and since when. */
   let untaken = new Map<string, { readonly times: number; readonly since: Window.Instant }>()
   /** Which it has said are quarantined. */
@@ -170,93 +157,22 @@ export const make = Effect.fnUntraced(function*(
     for (const notify of observers) notify()
   }
 
-  // ---------------------------------------------------------------------------
-  // running
-  // ---------------------------------------------------------------------------
-
-  const runsScope = Scope.makeUnsafe("parallel")
-
-  const execute = (run: Run, pause: number): Effect.Effect<unknown, unknown> => {
-    const { key, workId } = run
-    const working = leases.run(work.id(key), (lease) => {
-      run.term = termOf(lease.token)
-      failures.delete(workId)
+  const scope = Scope.makeUnsafe("parallel")
+  const { all: runs, end, pauseLeft, retain, start, tellTroubles } = yield* Runs.make({
+    leases,
+    work,
+    run: options.run,
+    policy,
+    quarantineAfter,
+    handoffTimeout,
+    context,
+    scope,
+    warn,
+    onTurn: () => {
       unsaid = true
       changed()
-      return Effect.scoped(Effect.provideService(options.run(lease as never, key), CurrentLease, lease)).pipe(
-        // Nobody else has interrupted it. As an interruption it would not count, and be tried again for ever.
-        Effect.catchCauseIf(
-          Cause.hasInterruptsOnly,
-          () => Effect.die(new Error(`The work of ${JSON.stringify(workId)} interrupted itself`))
-        )
-      )
-    }, { wait: !run.isAdopted, policy, quarantineAfter })
-    return (pause > 0 ? Effect.andThen(Effect.sleep(pause), working) : working).pipe(
-      Effect.onExit((exit) => {
-        runs.delete(workId)
-        unsaid = true
-        changed()
-        return Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause) ? Effect.void : settle(run, exit.cause)
-      }),
-      Effect.provideContext(context)
-    )
-  }
-
-  /** What happens to many at once, as when the backend is out of reach, is told once in a round. */
-  const troubles = new Map<string, { readonly workId: string; readonly cause: Cause.Cause<unknown>; count: number }>()
-  const note = (what: string, workId: string, cause: Cause.Cause<unknown>) => {
-    const trouble = troubles.get(what)
-    if (trouble === undefined) troubles.set(what, { workId, cause, count: 1 })
-    else trouble.count++
-  }
-  const tellTroubles = Effect.suspend(() => {
-    const told = [...troubles]
-    troubles.clear()
-    return Effect.forEach(told, ([what, { cause, count, workId }]) => {
-      const others = count === 1 ? "" : ` and of ${count - 1} others`
-      return warn(`${what} of ${JSON.stringify(workId)}${others}`, cause)
-    }, { discard: true })
-  })
-
-  /** What the work itself fails with is paced by what is stored; what it could not begin for is paced here. */
-  const settle = (run: Run, cause: Cause.Cause<unknown>): Effect.Effect<void> => {
-    const { isAdopted, term, workId } = run
-    const quoted = JSON.stringify(workId)
-    const error = Option.getOrUndefined(Cause.findErrorOption(cause)) as { readonly _tag?: unknown } | undefined
-    if (term !== undefined) {
-      if (error?._tag === "Yielded" && (term.handedOff !== undefined || term.overran)) {
-        return term.overran ? warn(`${quoted} did not hand over in time, and was interrupted`) : Effect.void
-      }
-      if (term.loss === undefined) return warn(`the work of ${quoted} failed`, cause)
-      note("lost the lease", workId, cause)
-      return Effect.void
     }
-    // What it lost to another, or what has been quarantined since it was read.
-    if ((isAdopted && error?._tag === "LeaseHeld") || error?._tag === "Quarantined") return Effect.void
-    const times = (failures.get(workId)?.times ?? 0) + 1
-    return Effect.map(Random.next, (jitter) => {
-      failures.set(workId, { times, at: Window.now(clock), pause: pauseOf(times, jitter) })
-      note("could not begin the work", workId, cause)
-    })
-  }
-
-  const start = (known: Known, pause: number, isAdopted = false): Effect.Effect<void> =>
-    Effect.suspend(() => {
-      const run: Run = { ...known, term: undefined, isYielding: false, isAdopted, fiber: undefined }
-      runs.set(known.workId, run)
-      return Effect.map(Effect.forkIn(execute(run, pause), runsScope), (fiber) => {
-        run.fiber = fiber
-      })
-    })
-
-  /** Ends a run: work that has begun leaves at its next safe point. */
-  const end = (run: Run): void => {
-    if (run.isYielding) return
-    run.isYielding = true
-    if (run.term === undefined) run.fiber?.interruptUnsafe()
-    else run.term.requestYieldWithin(handoffTimeout)
-    changed()
-  }
+  })
 
   // ---------------------------------------------------------------------------
   // rounds
@@ -337,8 +253,7 @@ export const make = Effect.fnUntraced(function*(
     if (keys === known) return false
     known = keys
     knownDigest = Keys.digestOf(known)
-    const workIds = new Set(known.map(({ workId }) => workId))
-    for (const workId of failures.keys()) if (!workIds.has(workId)) failures.delete(workId)
+    retain(new Set(known.map(({ workId }) => workId)))
     return true
   }
 
@@ -434,11 +349,6 @@ export const make = Effect.fnUntraced(function*(
     yield* adopt(self, all, others)
   })
 
-  const pauseLeft = (workId: string): number => {
-    const failure = failures.get(workId)
-    return failure === undefined ? 0 : Math.max(0, failure.pause - Window.elapsedMillis(clock, failure.at))
-  }
-
   /** Takes what another does not take, who may not know it, or be stuck: each look more members try it. */
   const adopt = Effect.fnUntraced(function*(
     self: Member,
@@ -490,22 +400,23 @@ export const make = Effect.fnUntraced(function*(
     const waiting = [...runs.values()].filter(({ term }) => term === undefined)
     if (running.length > 0) yield* inform(`shutting down: ${running.length} at work are asked to hand over`)
     for (const run of [...waiting, ...running]) end(run)
+    changed()
     // So that the others do not wait for what this one does not take any more.
     const said = yield* Effect.forkIn(
       Effect.ignore(members.say({ isLeaving: true, keys: knownDigest })),
-      runsScope,
+      scope,
       { startImmediately: true }
     )
     const report = Effect.suspend(() => inform(`shutting down: ${runs.size} still at work`)).pipe(
       Effect.delay(reportEvery),
       Effect.forever
     )
-    const reporting = yield* Effect.forkIn(report, runsScope)
+    const reporting = yield* Effect.forkIn(report, scope)
     for (const { fiber } of runs.values()) if (fiber !== undefined) yield* Fiber.await(fiber)
     yield* Fiber.interrupt(reporting)
     yield* Fiber.interrupt(said)
     yield* members.leave
-    yield* Scope.close(runsScope, Exit.void)
+    yield* Scope.close(scope, Exit.void)
     yield* tellTroubles
     if (running.length > 0) yield* inform("shut down: nothing is at work any more")
     changed()
@@ -525,7 +436,7 @@ export const make = Effect.fnUntraced(function*(
     })
   )
   yield* Effect.addFinalizer(() => shutdown)
-  loop = yield* Effect.forkIn(rounds, runsScope)
+  loop = yield* Effect.forkIn(rounds, scope)
 
   // ---------------------------------------------------------------------------
   // status
