@@ -18,26 +18,22 @@ import * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { Leases } from "../Lease.ts"
 import { BackendError, InvalidConfig, TimedOut } from "../LeaseError.ts"
-import type { Options, Pool, Status } from "../Pool.ts"
+import type { Options, Pool } from "../Pool.ts"
 import type * as Work from "../Work.ts"
 import * as Keys from "./keys.ts"
 import type { Known } from "./keys.ts"
 import { whyQuarantined } from "./leases.ts"
 import * as Members from "./members.ts"
-import { type Item, type Member, plan, type Rules, type Standing, standingOf } from "./plan.ts"
+import { type Item, type Member, plan, type Rules, standingOf } from "./plan.ts"
 import * as Runs from "./runs.ts"
+import * as Statuses from "./status.ts"
+import type { View } from "./status.ts"
 import * as Window from "./window.ts"
 import { faultOf, validateOption } from "./workId.ts"
 
 export const TypeId = "~worklease/Pool"
 
 type AnyOptions = Options<Work.Any, unknown, unknown, any, unknown, any>
-
-/** How a work ID stood when it was read last. */
-interface View extends Known {
-  readonly standing: Standing
-  readonly termsWithoutProgress: number
-}
 
 /** Every so many rounds it reads how all stand, whether or not anything seems to have changed. */
 const lookEvery = 10
@@ -150,6 +146,7 @@ export const make = Effect.fnUntraced(function*(
   /** Which it has said are quarantined. */
   let quarantined = new Set<string>()
   let isStopping = false
+  /** Whether anything has changed that the others should know, or look at. */
   let unsaid = true
 
   const observers = new Set<() => void>()
@@ -442,48 +439,6 @@ export const make = Effect.fnUntraced(function*(
   // status
   // ---------------------------------------------------------------------------
 
-  const statusOf = ({ key, workId }: Known): Status => {
-    const view = views.get(workId)
-    const run = runs.get(workId)
-    const termsWithoutProgress = view?.termsWithoutProgress ?? 0
-    const status = (
-      state: Status["state"],
-      holder?: { readonly holderId: string; readonly fencingToken: bigint },
-      why?: string
-    ): Status => ({
-      key,
-      workId,
-      state,
-      holderId: Option.fromUndefinedOr(holder?.holderId),
-      since: Option.map(Option.fromUndefinedOr(holder), ({ fencingToken }) => Number(fencingToken / 1000n)),
-      termsWithoutProgress,
-      why: Option.fromUndefinedOr(why)
-    })
-    if (run?.term !== undefined) return status(run.isYielding ? "yielding" : "running", run.term)
-    const standing = view?.standing
-    switch (standing?._tag) {
-      case "Held":
-        // Its own has ended since.
-        return standing.holderId === holderId ? status("waiting") : status("running", standing)
-      case "Free":
-        return status(standing.hasFinished && standing.after > 0 ? "idle" : "waiting")
-      case "Idle":
-        return status("idle")
-      case "Finished":
-        return status("finished")
-      case "Retired":
-        return status("retired")
-      case "Quarantined":
-        return status(
-          "quarantined",
-          undefined,
-          whyQuarantined(termsWithoutProgress, standing.exit, standing.lastHolderId)
-        )
-      case undefined:
-        return status("waiting")
-    }
-  }
-
   const status = Stream.callback<void>(
     (queue) =>
       Effect.acquireRelease(
@@ -498,17 +453,9 @@ export const make = Effect.fnUntraced(function*(
     { bufferSize: 1, strategy: "sliding" }
   ).pipe(
     // Made when it is consumed, so that a slow consumer gets the latest, and none costs nothing.
-    Stream.map(() => known.map(statusOf)),
-    Stream.changesWith(isSameStatus)
+    Stream.map(() => known.map((_) => Statuses.statusOf(_, views.get(_.workId), runs.get(_.workId), holderId))),
+    Stream.changesWith(Statuses.isSame)
   )
 
   return { [TypeId]: TypeId, status, shutdown }
 })
-
-const isSameStatus = (before: ReadonlyArray<Status>, after: ReadonlyArray<Status>): boolean =>
-  before.length === after.length && before.every((a, index) => {
-    const b = after[index]
-    return a.workId === b.workId && a.state === b.state && a.termsWithoutProgress === b.termsWithoutProgress &&
-      Option.getOrUndefined(a.holderId) === Option.getOrUndefined(b.holderId) &&
-      Option.getOrUndefined(a.since) === Option.getOrUndefined(b.since)
-  })
