@@ -1,5 +1,6 @@
 /**
- * The leases of one process: how a term is begun, kept, and ended.
+ * The leases of one process: how a term is begun, kept, and ended; how each
+ * operation of it is sent; and what is asked and changed without one.
  */
 
 import type { NonEmptyReadonlyArray } from "effect/Array"
@@ -179,6 +180,13 @@ export const make = Effect.fnUntraced(function*(
         })
       )
     })
+
+  /** The same for what concerns no term, and may answer anything. */
+  const ask = <A>(operation: string, workId: string, send: Effect.Effect<A, BackendError>) =>
+    Effect.map(
+      single(operation, workId, defaultPolicy, Effect.map(send, (answer) => ({ _tag: "Done" as const, answer }))),
+      ({ answer }) => answer
+    )
 
   /** Goes on with the transaction of the store that the caller has open, if there is one. */
   const inTransaction = <A, E>(
@@ -843,16 +851,7 @@ export const make = Effect.fnUntraced(function*(
     // One that is named twice has one record, whatever the backend makes of that.
     const workIds = Array.from(new Set(yield* Effect.forEach(works, validate)))
     if (workIds.length === 0) return []
-    const { records } = yield* single(
-      "inspect",
-      workIds[0],
-      defaultPolicy,
-      Effect.map(
-        backend.inspect({ workIds, states: options?.states === true }),
-        (records) => ({ _tag: "Done" as const, records })
-      )
-    )
-    return records
+    return yield* ask("inspect", workIds[0], backend.inspect({ workIds, states: options?.states === true }))
   })
 
   const holder: Leases["Service"]["holder"] = Effect.fnUntraced(function*(work) {
@@ -943,25 +942,9 @@ export const make = Effect.fnUntraced(function*(
           Option.fromUndefinedOr(options?.deadline),
           (deadline) => Duration.max(Duration.fromInputUnsafe(deadline), Duration.zero)
         ).pipe(Option.filter(Duration.isFinite))
-        const { asked } = yield* single(
-          "requestYield",
-          workId,
-          defaultPolicy,
-          Effect.map(backend.requestYield({ workId, deadline }), (asked) => ({ _tag: "Done" as const, asked }))
-        )
-        return asked
+        return yield* ask("requestYield", workId, backend.requestYield({ workId, deadline }))
       }),
-    lift: (work) =>
-      Effect.gen(function*() {
-        const workId = yield* validate(work)
-        const { known } = yield* single(
-          "lift",
-          workId,
-          defaultPolicy,
-          Effect.map(backend.lift(workId), (known) => ({ _tag: "Done" as const, known }))
-        )
-        return known
-      })
+    lift: (work) => Effect.flatMap(validate(work), (workId) => ask("lift", workId, backend.lift(workId)))
   }
 })
 
