@@ -29,7 +29,7 @@ import {
   LeaseHeld,
   LeaseLost,
   Other,
-  Quarantined,
+  type Quarantined,
   WindowExhausted,
   Yielded
 } from "../LeaseError.ts"
@@ -40,6 +40,7 @@ import { Deadlines, makeRun } from "./deadlines.ts"
 import * as Gather from "./gather.ts"
 import { Keeper, type Renew } from "./keeper.ts"
 import * as Lines from "./line.ts"
+import * as Quarantine from "./quarantine.ts"
 import { type Options as ResendOptions, resend, type Settled, startingWith } from "./resend.ts"
 import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
 import { makeToken, Term, termOf } from "./term.ts"
@@ -320,7 +321,7 @@ export const make = Effect.fnUntraced(function*(
         // The answer came after the end of the term that this attempt had: too late to rely on it.
         return Effect.fail(new WindowExhausted({ workId }))
       case "Quarantined":
-        return Effect.fail(quarantined(workId, reply))
+        return Effect.fail(Quarantine.errorOf(workId, reply))
       default:
         return Effect.fail(
           new BackendError({
@@ -410,7 +411,7 @@ export const make = Effect.fnUntraced(function*(
   const begin = (work: Work.Input, options: AcquireOptions | undefined, restore: Restore) =>
     Effect.flatMap(validate(work), (workId) =>
       refuseInsideExclusive("acquire", workId).pipe(
-        Effect.andThen(validateQuarantineAfter(options?.quarantineAfter)),
+        Effect.andThen(Quarantine.validate(options?.quarantineAfter)),
         Effect.flatMap((quarantineAfter) =>
           Effect.contextWith((context: Context.Context<never>) => {
             const codec = codecOf(work, context)
@@ -947,29 +948,3 @@ export const make = Effect.fnUntraced(function*(
     lift: (work) => Effect.flatMap(validate(work), (workId) => ask("lift", workId, backend.lift(workId)))
   }
 })
-
-/** A mistake of the program, as a duration is that is none. */
-const validateQuarantineAfter = (terms: number | undefined): Effect.Effect<Option.Option<number>> =>
-  terms === undefined || (Number.isSafeInteger(terms) && terms > 0)
-    ? Effect.succeed(Option.fromUndefinedOr(terms))
-    : Effect.die(
-      new InvalidConfig({ field: "quarantineAfter", why: `it must be a positive integer, not ${terms}` })
-    )
-
-const quarantined = (
-  workId: string,
-  { exit, holderId, termsWithoutProgress }: Extract<Backend.AcquireReply, { readonly _tag: "Quarantined" }>
-): Quarantined =>
-  new Quarantined({
-    workId,
-    termsWithoutProgress,
-    exit,
-    holderId,
-    why: whyQuarantined(termsWithoutProgress, exit, holderId)
-  })
-
-export const whyQuarantined = (termsWithoutProgress: number, exit: string, holderId: string): string =>
-  (termsWithoutProgress === 1
-    ? "a term has ended without a new checkpoint"
-    : `${termsWithoutProgress} terms in a row have ended without a new checkpoint`) +
-  `; the last one ended as ${exit}, held by ${JSON.stringify(holderId)}`

@@ -22,9 +22,9 @@ import type { Options, Pool } from "../Pool.ts"
 import type * as Work from "../Work.ts"
 import * as Keys from "./keys.ts"
 import type { Known } from "./keys.ts"
-import { whyQuarantined } from "./leases.ts"
 import * as Members from "./members.ts"
 import { type Item, type Member, plan, type Rules, standingOf } from "./plan.ts"
+import * as Quarantine from "./quarantine.ts"
 import * as Runs from "./runs.ts"
 import * as Statuses from "./status.ts"
 import type { View } from "./status.ts"
@@ -239,7 +239,7 @@ export const make = Effect.fnUntraced(function*(
       if (standing._tag !== "Quarantined" || standing.lastHolderId !== holderId) continue
       quarantined.add(workId)
       if (before.has(workId)) continue
-      const why = whyQuarantined(termsWithoutProgress, standing.exit, standing.lastHolderId)
+      const why = Quarantine.whyOf(termsWithoutProgress, standing.exit, standing.lastHolderId)
       found.push(`${JSON.stringify(workId)} is quarantined: ${why}. Lease.lift lets it go again`)
     }
     return Effect.forEach(found, (message) => warn(message), { discard: true })

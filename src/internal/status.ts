@@ -6,8 +6,8 @@
 import * as Option from "effect/Option"
 import type { Status } from "../Pool.ts"
 import type { Known } from "./keys.ts"
-import { whyQuarantined } from "./leases.ts"
 import type { Standing } from "./plan.ts"
+import * as Quarantine from "./quarantine.ts"
 import type { Run } from "./runs.ts"
 
 /** How a work ID stood when it was read last. */
@@ -54,7 +54,7 @@ export const statusOf = (
       return status(
         "quarantined",
         undefined,
-        whyQuarantined(termsWithoutProgress, standing.exit, standing.lastHolderId)
+        Quarantine.whyOf(termsWithoutProgress, standing.exit, standing.lastHolderId)
       )
     case undefined:
       return status("waiting")
