@@ -179,6 +179,9 @@ export const make = Effect.fnUntraced(function*(
   let roundsSinceLook = 0
   /** When something changes by itself, in milliseconds from the last look: at once while not all is as planned. */
   let changesIn = 0
+  const lookWithin = (millis: number): void => {
+    changesIn = Math.min(changesIn, millis)
+  }
 
   /** What changes meanwhile is said next time. */
   const saying = <E>(self: Effect.Effect<void, E>): Effect.Effect<void, E> =>
@@ -203,7 +206,7 @@ export const make = Effect.fnUntraced(function*(
     }
     if (unsaid) {
       yield* saying(members.say({ isLeaving: false, keys: knownDigest }))
-      changesIn = 0
+      lookWithin(0)
     }
     const roll = yield* members.read
     roundsSinceLook++
@@ -296,41 +299,41 @@ export const make = Effect.fnUntraced(function*(
     ))
     changesIn = Infinity
     for (const { standing } of views.values()) {
-      if (standing._tag === "Idle") changesIn = Math.min(changesIn, standing.after)
+      if (standing._tag === "Idle") lookWithin(standing.after)
     }
-    const isWanted = new Set<string>()
+    const wanted = new Set<string>()
     const starting: Array<readonly [View, number]> = []
     const others: Array<readonly [View, Member]> = []
     shared.forEach((view, index) => {
       const { standing, workId } = view
       const to = assigned[index]
       if (to === self) {
-        isWanted.add(workId)
+        wanted.add(workId)
         if (standing._tag === "Free") {
-          if (standing.after === 0) changesIn = 0
+          if (standing.after === 0) lookWithin(0)
           if (!runs.has(workId)) starting.push([view, Math.max(standing.after, pauseLeft(workId))])
         } else if (standing.holderId !== holderId) {
-          changesIn = 0
+          lookWithin(0)
           if (!runs.has(workId)) starting.push([view, 0])
         } else if (!runs.has(workId)) {
           // It has ended since it was read, which is said, could not be released, or is not the pool's.
-          changesIn = Math.min(changesIn, standing.remaining)
+          lookWithin(standing.remaining)
         }
       } else if (standing._tag === "Held") {
         // What is held by nobody of the pool may expire.
-        if (!holders.has(standing.holderId)) changesIn = Math.min(changesIn, standing.remaining)
-        else if (to?.holderId !== standing.holderId) changesIn = 0
-      } else if (to?.presence === "absent") changesIn = Math.min(changesIn, ttl - standing.sinceEnd)
+        if (!holders.has(standing.holderId)) lookWithin(standing.remaining)
+        else if (to?.holderId !== standing.holderId) lookWithin(0)
+      } else if (to?.presence === "absent") lookWithin(ttl - standing.sinceEnd)
       else if (to !== undefined) {
-        if (standing.after > 0) changesIn = Math.min(changesIn, standing.after + interval)
+        if (standing.after > 0) lookWithin(standing.after + interval)
         else {
-          changesIn = 0
+          lookWithin(0)
           others.push([view, to])
         }
       }
     })
     for (const run of runs.values()) {
-      if (isWanted.has(run.workId)) continue
+      if (wanted.has(run.workId)) continue
       const standing = views.get(run.workId)?.standing
       const mayGoOn = run.term === undefined
         // An attempt to take what another does not take ends by itself.
