@@ -1231,10 +1231,10 @@ const make = Effect.fnUntraced(function*(options: Options) {
     operation: string,
     script: Script,
     all: ReadonlyArray<string>,
-    argsOf: (workId: string) => Array<string>,
-    workIds = all.filter((workId) => workId !== Wakeups.anyWorkId)
-  ): Effect.Effect<unknown, BackendError> =>
-    workIds.length === 0 ? Effect.void : Wakeups.inTime(
+    argsOf: (workId: string) => Array<string>
+  ): Effect.Effect<unknown, BackendError> => {
+    const workIds = all.filter((workId) => workId !== Wakeups.anyWorkId)
+    return workIds.length === 0 ? Effect.void : Wakeups.inTime(
       operation,
       Effect.flatMap(
         run<string, void>({
@@ -1251,6 +1251,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
         }
       )
     )
+  }
 
   const wakeups = !isTold ? undefined : Wakeups.makeUnsafe({
     listen,
