@@ -89,7 +89,7 @@ export interface Members {
   readonly leave: Effect.Effect<void>
 }
 
-interface Seat {
+interface Place {
   readonly slot: number
   readonly lease: Lease<State>
   readonly scope: Scope.Closeable
@@ -134,7 +134,7 @@ export const make = (leases: Leases["Service"], options: {
   const work = slotsOf(options.name)
   const grace = Duration.toMillis(policy.ttl)
   let range = fewest
-  let seat: Seat | undefined
+  let place: Place | undefined
   let said = { isLeaving: false, keys: 0, changes: 0 }
 
   // ---------------------------------------------------------------------------
@@ -156,7 +156,7 @@ export const make = (leases: Leases["Service"], options: {
     const sinceEnd = Duration.toMillis(term.sinceEnd)
     const last = stored === undefined ? undefined : known?.state
     const isOwn = last?.holderId === term.holderId
-    // What another version has written cannot be read by who would sit down there either.
+    // What another version has written cannot be read by who would take it either.
     const isReadable = stored === undefined || last !== undefined
     return {
       slot: Number(workId.slice(work.name.length + 1)),
@@ -171,7 +171,7 @@ export const make = (leases: Leases["Service"], options: {
 
   const readSlots = Effect.gen(function*(): Effect.fn.Return<ReadonlyArray<Slot>, MembersError> {
     while (true) {
-      const reading = Math.max(range, seat === undefined ? 0 : seat.slot + 1)
+      const reading = Math.max(range, place === undefined ? 0 : place.slot + 1)
       const ids = Array.from({ length: reading }, (_, slot) => work.id(`${slot}`))
       const slots: Array<Slot> = []
       for (const record of yield* leases.inspect(ids, { states: true })) {
@@ -188,9 +188,9 @@ export const make = (leases: Leases["Service"], options: {
 
   const read: Members["read"] = Effect.suspend(() =>
     Effect.flatMap(readSlots, (slots): Effect.Effect<Roll, MembersError> => {
-      if (seat !== undefined) {
+      if (place !== undefined) {
         // Who has stayed in a high slot when those below have left would not be read by the others.
-        const { slot } = seat
+        const { slot } = place
         const below = slots.filter((_) => _.slot < slot && _.isKept).length
         if (slot >= Math.max(fewest, 2 * below)) return Effect.andThen(moveDown, read)
       }
@@ -236,9 +236,9 @@ export const make = (leases: Leases["Service"], options: {
 
   const say: Members["say"] = (what) =>
     Effect.suspend(() => {
-      if (seat === undefined) return Effect.void
+      if (place === undefined) return Effect.void
       said = { ...what, changes: said.changes + 1 }
-      const { formerly, lease } = seat
+      const { formerly, lease } = place
       return Effect.raceFirst(
         lease.checkpoint({ holderId, capacity, ...(memberId === undefined ? {} : { memberId }), formerly, ...said }),
         // An operation of a lost lease does not return.
@@ -246,10 +246,10 @@ export const make = (leases: Leases["Service"], options: {
       )
     })
 
-  const sit = <const Wait extends boolean>(
+  const take = <const Wait extends boolean>(
     slot: number,
     wait: Wait
-  ): Effect.Effect<Seat, MembersError | (Wait extends true ? never : LeaseHeld)> =>
+  ): Effect.Effect<Place, MembersError | (Wait extends true ? never : LeaseHeld)> =>
     Effect.uninterruptibleMask((restore) =>
       Effect.gen(function*() {
         const scope = Scope.makeUnsafe()
@@ -264,7 +264,7 @@ export const make = (leases: Leases["Service"], options: {
       })
     )
 
-  const giveUp = ({ lease, scope }: Seat, exit: "retired" | "yielded"): Effect.Effect<void> =>
+  const giveUp = ({ lease, scope }: Place, exit: "retired" | "yielded"): Effect.Effect<void> =>
     Effect.suspend(() => {
       const term = termOf(lease.token)
       if (exit === "yielded") term.handOff(Option.none())
@@ -274,7 +274,7 @@ export const make = (leases: Leases["Service"], options: {
 
   const takeFree = Effect.fnUntraced(function*(
     first: ReadonlyArray<Slot>
-  ): Effect.fn.Return<Seat, MembersError> {
+  ): Effect.fn.Return<Place, MembersError> {
     let slots = first
     for (let tries = 0;; tries++) {
       const taken = new Set(
@@ -285,48 +285,48 @@ export const make = (leases: Leases["Service"], options: {
       const free = Array.from({ length: range }, (_, slot) => slot).filter((slot) => !taken.has(slot))
       // The lowest one, unless many want to have it.
       const among = Math.min(2 ** tries, free.length)
-      const sitting = sit(free[yield* Random.nextIntBetween(0, among, { halfOpen: true })], false)
-      const seat = yield* Effect.catchTag(sitting, "LeaseHeld", () => Effect.undefined)
-      if (seat !== undefined) return seat
+      const attempt = take(free[yield* Random.nextIntBetween(0, among, { halfOpen: true })], false)
+      const place = yield* Effect.catchTag(attempt, "LeaseHeld", () => Effect.undefined)
+      if (place !== undefined) return place
       if (tries >= triesAtOnce) yield* Effect.sleep((yield* Random.next) * pauseBetweenTries)
       slots = yield* readSlots
     }
   })
 
-  const takeSeat = Effect.gen(function*(): Effect.fn.Return<Seat, MembersError> {
+  const takePlace = Effect.gen(function*(): Effect.fn.Return<Place, MembersError> {
     const slots = yield* readSlots
     const own = memberId === undefined ? undefined : slots
       .filter(({ state }) => state?.memberId === memberId)
       .sort((a, b) => a.fencingToken < b.fencingToken ? 1 : -1)[0]
     if (own === undefined) return yield* takeFree(slots)
     if (own.status === "held") yield* options.onWait(work.id(`${own.slot}`).value, own.state!.holderId)
-    return yield* sit(own.slot, true)
+    return yield* take(own.slot, true)
   })
 
-  /** Sits down, and leaves the seat before only then. */
-  const changeSeat = (taking: Effect.Effect<Seat, MembersError>, what: () => Omit<typeof said, "changes">) =>
+  /** Takes a place, and leaves the one before only then. */
+  const changePlace = (taking: Effect.Effect<Place, MembersError>, what: () => Omit<typeof said, "changes">) =>
     Effect.uninterruptibleMask((restore) =>
       Effect.gen(function*() {
-        const before = seat
+        const before = place
         const taken = yield* restore(taking)
-        seat = { ...taken, formerly: before === undefined ? taken.formerly : before.formerly }
+        place = { ...taken, formerly: before === undefined ? taken.formerly : before.formerly }
         if (before !== undefined) yield* giveUp(before, "retired")
         yield* restore(say(what()))
       })
     )
 
-  const moveDown = Effect.suspend(() => changeSeat(Effect.flatMap(readSlots, takeFree), () => said))
+  const moveDown = Effect.suspend(() => changePlace(Effect.flatMap(readSlots, takeFree), () => said))
 
   const leave: Members["leave"] = Effect.suspend(() => {
-    if (seat === undefined) return Effect.void
-    const left = seat
-    seat = undefined
+    if (place === undefined) return Effect.void
+    const left = place
+    place = undefined
     return giveUp(left, memberId === undefined ? "retired" : "yielded")
   })
 
   return {
-    isJoined: () => seat !== undefined && !termOf(seat.lease.token).loseIfExhausted(),
-    join: (keys) => Effect.andThen(leave, changeSeat(takeSeat, () => ({ isLeaving: false, keys }))),
+    isJoined: () => place !== undefined && !termOf(place.lease.token).loseIfExhausted(),
+    join: (keys) => Effect.andThen(leave, changePlace(takePlace, () => ({ isLeaving: false, keys }))),
     say,
     read,
     leave
