@@ -435,7 +435,9 @@ export const make = Effect.fnUntraced(function*(
       // Of a supervised term nothing is sent once it is lost or has ended, not even what waits in a queue.
       isWanted: supervised ? (now) => !term.ended && !term.loseIfExhausted(now) : undefined,
       onReply: (reply, since, request) => {
-        if (reply._tag === "Done") extended(term, since, reply.yieldRequest, request)
+        if (reply._tag !== "Done") return
+        const hasExtended = !("sequence" in request) || term.mayHaveStored(request.sequence)
+        answered(term, since, reply.yieldRequest, hasExtended)
       },
       onFailure: (error, request) => {
         if ("sequence" in request) term.mayHaveStored(request.sequence)
@@ -452,14 +454,14 @@ export const make = Effect.fnUntraced(function*(
     }
   })
 
-  const extended = (
+  /** A checkpoint that arrives after a later one is done, too, and has not extended the lease. */
+  const answered = (
     term: Term,
     sentAt: Window.Instant,
     yieldRequest: Option.Option<Backend.YieldRequest>,
-    request: Backend.RenewRequest | Backend.CheckpointRequest
+    hasExtended: boolean
   ) => {
-    // A checkpoint that arrives after a later one is done, too, and has extended nothing.
-    if (!("sequence" in request) || term.mayHaveStored(request.sequence)) term.confirm(sentAt)
+    if (hasExtended) term.confirm(sentAt)
     if (Option.isSome(yieldRequest)) term.requestYield(yieldRequest.value)
   }
 
@@ -523,10 +525,11 @@ export const make = Effect.fnUntraced(function*(
             term.refused ??= term.refusal(reply)
             return Effect.void
           }
-          // The commit may be known here later than in the store.
-          term.mayHaveStored(sequence)
+          // Noted at once, for the commit may be known here later than in the store. What comes later in the transaction
+          // counts not against it: it may be rolled back.
+          const hasExtended = term.mayHaveStored(sequence, true)
           return transaction.afterCommit(Effect.sync(() => {
-            extended(term, sentAt, reply.yieldRequest, request)
+            answered(term, sentAt, reply.yieldRequest, hasExtended && term.latestOutside < sequence)
             onCommit()
           }))
         })

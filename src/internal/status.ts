@@ -66,5 +66,6 @@ export const isSame = (before: ReadonlyArray<Status>, after: ReadonlyArray<Statu
     const b = after[index]
     return a.workId === b.workId && a.state === b.state && a.termsWithoutProgress === b.termsWithoutProgress &&
       Option.getOrUndefined(a.holderId) === Option.getOrUndefined(b.holderId) &&
-      Option.getOrUndefined(a.since) === Option.getOrUndefined(b.since)
+      Option.getOrUndefined(a.since) === Option.getOrUndefined(b.since) &&
+      Option.getOrUndefined(a.why) === Option.getOrUndefined(b.why)
   })

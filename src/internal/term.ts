@@ -43,6 +43,8 @@ export class Term implements Backend.Term {
   private ownPermit: Semaphore.Semaphore | undefined
   sequence = 0n
   private latest = 0n
+  /** The last checkpoint that may have been stored outside of any transaction of the user's. */
+  latestOutside = 0n
 
   readonly lost = Deferred.makeUnsafe<never, LeaseLost>()
   loss: LeaseLost | undefined
@@ -122,7 +124,8 @@ export class Term implements Backend.Term {
   }
 
   /** Notes that a checkpoint may have been stored. Tells whether it comes after all that may have been before. */
-  mayHaveStored(sequence: bigint): boolean {
+  mayHaveStored(sequence: bigint, inTransaction = false): boolean {
+    if (!inTransaction && sequence > this.latestOutside) this.latestOutside = sequence
     if (sequence < this.latest) return false
     this.latest = sequence
     return true
