@@ -304,10 +304,10 @@ export const layer: {
       yield* forever(duty, workId, options).pipe(
         Effect.tapCause((cause) =>
           // Nobody else hears of it.
-          Cause.hasInterruptsOnly(cause) ? Effect.void : Effect.logError(
+          Cause.hasInterruptsOnly(cause) ? Effect.void : annotated(Effect.logError(
             `The standing for the leadership of ${JSON.stringify(workId)} has ended`,
             cause
-          ).pipe(Effect.annotateLogs({ module: "worklease/Leader" }))
+          ))
         ),
         Effect.forkScoped
       )
@@ -614,12 +614,16 @@ const standForever = <A, EX, R>(
       const why = ended?._tag === "Relinquished" ? ended.why : undefined
       if (isOfUse || why === "yielded") standing.beginAnew()
       if (Exit.isFailure(exit) && why !== "yielded") {
-        const message = ended === undefined ? troubleOf(exit.cause) : undefined
         if (ended !== undefined) yield* logEnd(workId, ended, exit.cause)
-        else if (message !== trouble) {
-          yield* warn(`Could not stand for the leadership of ${JSON.stringify(workId)}, and goes on to try: ${message}`)
+        else {
+          const before = trouble
+          trouble = troubleOf(exit.cause)
+          if (trouble !== before) {
+            yield* warn(
+              `Could not stand for the leadership of ${JSON.stringify(workId)}, and goes on to try: ${trouble}`
+            )
+          }
         }
-        trouble = message
       }
       yield* standing.pause(why === undefined || why === "ended" ? shortestPause : standAside)
     }

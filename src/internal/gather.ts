@@ -446,5 +446,6 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
 export const mayBeOneItem = (error: BackendError): boolean =>
   error.outcome === "rejected" && error.reason._tag === "Other"
 
-const forItem = (error: BackendError, workId: string): BackendError =>
+/** The same error, of one of the work IDs that it was for. */
+export const forItem = (error: BackendError, workId: string): BackendError =>
   new BackendError({ operation: error.operation, workId, outcome: error.outcome, reason: error.reason })

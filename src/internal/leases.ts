@@ -23,7 +23,7 @@ import {
   BackendError,
   type CheckpointDecodeError,
   Fenced,
-  InvalidConfig,
+  type InvalidConfig,
   type InvalidWorkId,
   type LeaseExpired,
   LeaseHeld,
@@ -40,12 +40,13 @@ import { Deadlines, makeRun } from "./deadlines.ts"
 import * as Gather from "./gather.ts"
 import { Keeper, type Renew } from "./keeper.ts"
 import * as Lines from "./line.ts"
+import { positiveMillis, validateId } from "./options.ts"
 import * as Quarantine from "./quarantine.ts"
 import { type Options as ResendOptions, resend, type Settled, startingWith } from "./resend.ts"
 import { endHere, howToLeave, lossOf, noReturn, type Restore, settleExit, supervise } from "./supervision.ts"
-import { makeToken, Term, termOf } from "./term.ts"
+import { beganAt, makeToken, Term, termOf } from "./term.ts"
 import * as Window from "./window.ts"
-import { validate, validateOption } from "./workId.ts"
+import { validate } from "./workId.ts"
 
 export const TypeId = "~worklease/Lease"
 
@@ -108,12 +109,9 @@ export const make = Effect.fnUntraced(function*(
   options: LayerOptions
 ): Effect.fn.Return<Leases["Service"], InvalidConfig, Backend.Backend | Scope.Scope> {
   const defaultPolicy = yield* Renewal.make(options)
-  const pollInterval = Option.getOrElse(Duration.fromInput(options.pollInterval ?? "1 second"), () => Duration.zero)
-  if (!Duration.isFinite(pollInterval) || !Duration.isPositive(pollInterval)) {
-    return yield* new InvalidConfig({ field: "pollInterval", why: "it must be a positive and finite duration" })
-  }
+  const pollInterval = yield* positiveMillis("pollInterval", options.pollInterval ?? "1 second")
   const holderId = options.holderId ?? SecureRandom.uuidV7Unsafe()
-  yield* validateOption("holderId", holderId)
+  yield* validateId("holderId", holderId)
 
   // No other attempt is called the same. Short ones make for short rows, and to count is faster than random bytes.
   const attemptPrefix = `${Base64Url.encode(SecureRandom.randomBytesUnsafe(12))}.`
@@ -378,7 +376,7 @@ export const make = Effect.fnUntraced(function*(
 
       /** Waits until the lease may be free, or until a hint arrives. */
       const pause = (millis: number, { wakeup }: Lines.Line) =>
-        restore(Effect.raceFirst(Effect.sleep(Math.min(millis, Duration.toMillis(pollInterval))), wakeup))
+        restore(Effect.raceFirst(Effect.sleep(Math.min(millis, pollInterval)), wakeup))
 
       const waitForExpiry = Effect.fnUntraced(function*(line: Lines.Line) {
         yield* pause(line.untilExpiry() + (yield* Random.nextBetween(0, expiryJitter)), line)
@@ -440,12 +438,10 @@ export const make = Effect.fnUntraced(function*(
         answered(term, since, reply.yieldRequest, hasExtended)
       },
       onFailure: (error, request) => {
-        if ("sequence" in request) term.mayHaveStored(request.sequence)
+        noteUnanswered(term, request)
         term.lastFailure = error
       },
-      onLeft: (request) => {
-        if ("sequence" in request) term.mayHaveStored(request.sequence)
-      }
+      onLeft: (request) => noteUnanswered(term, request)
     },
     resending: {
       workId: term.workId,
@@ -453,6 +449,10 @@ export const make = Effect.fnUntraced(function*(
       remaining: supervised ? () => term.remaining : budget(term.policy)
     }
   })
+
+  const noteUnanswered = (term: Term, request: Backend.RenewRequest | Backend.CheckpointRequest) => {
+    if ("sequence" in request) term.mayHaveStored(request.sequence)
+  }
 
   /** A checkpoint that arrives after a later one is done, too, and has not extended the lease. */
   const answered = (
@@ -511,9 +511,7 @@ export const make = Effect.fnUntraced(function*(
       const sentAt = Window.now(clock)
       return backend.checkpoint([request]).pipe(
         Effect.flatMap(([reply]) => reply instanceof BackendError ? Effect.fail(reply) : Effect.succeed(reply)),
-        Effect.mapError(({ operation, outcome, reason }) =>
-          new BackendError({ operation, workId: term.workId, outcome, reason })
-        ),
+        Effect.mapError((error) => Gather.forItem(error, term.workId)),
         Effect.flatMap((reply) => {
           // It waits for the row instead.
           return reply._tag === "Busy"
@@ -865,7 +863,7 @@ export const make = Effect.fnUntraced(function*(
       Option.map(({ fencingToken, holderId, remaining }) => ({
         holderId,
         fencingToken,
-        since: Number(fencingToken / 1000n),
+        since: beganAt(fencingToken),
         remaining: Effect.sync(() =>
           Duration.millis(Math.max(0, Duration.toMillis(remaining) - Window.elapsedMillis(clock, start)))
         )

@@ -212,12 +212,12 @@ export const make = (leases: Leases["Service"], options: {
       const { capacity, formerly, holderId, isLeaving, keys, memberId } = state
       const mayComeBack = memberId !== undefined
       const isAbsent = mayComeBack && !present.has(memberId) && (isBack || (status === "yielded" && sinceEnd < grace))
-      if (isBack && !isAbsent) continue
-      if (status !== "held" && !isAbsent) continue
+      if ((isBack || status !== "held") && !isAbsent) continue
       const presence = isAbsent || (isLeaving && mayComeBack) ? "absent" : isLeaving ? "leaving" : "present"
       members.push({ slot, holderId, formerly, capacity, presence })
-      makeUp.push(`${slot} ${holderId} ${capacity} ${presence}`)
-      makeUpAndKeys.push(`${slot} ${holderId} ${capacity} ${presence} ${keys}`)
+      const entry = `${slot} ${holderId} ${capacity} ${presence}`
+      makeUp.push(entry)
+      makeUpAndKeys.push(`${entry} ${keys}`)
       if (presence === "present") digests.add(keys)
     }
     return {

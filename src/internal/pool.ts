@@ -11,7 +11,6 @@ import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
-import * as Option from "effect/Option"
 import * as Queue from "effect/Queue"
 import * as Random from "effect/Random"
 import * as Scope from "effect/Scope"
@@ -23,13 +22,14 @@ import type * as Work from "../Work.ts"
 import * as Keys from "./keys.ts"
 import type { Known } from "./keys.ts"
 import * as Members from "./members.ts"
+import { positiveMillis, validateId } from "./options.ts"
 import { type Item, type Member, plan, type Rules, standingOf } from "./plan.ts"
 import * as Quarantine from "./quarantine.ts"
 import * as Runs from "./runs.ts"
 import * as Statuses from "./status.ts"
 import type { View } from "./status.ts"
 import * as Window from "./window.ts"
-import { faultOf, validateOption } from "./workId.ts"
+import { faultOf } from "./workId.ts"
 
 export const TypeId = "~worklease/Pool"
 
@@ -48,13 +48,6 @@ const reportEvery = Duration.seconds(5)
 
 const annotated = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
   Effect.annotateLogs(self, { module: "worklease/Pool" })
-
-const positive = (field: string, input: Duration.Input, isFinite = true): Effect.Effect<number, InvalidConfig> => {
-  const millis = Option.match(Duration.fromInput(input), { onNone: () => NaN, onSome: Duration.toMillis })
-  return millis > 0 && (Number.isFinite(millis) || !isFinite) ? Effect.succeed(millis) : Effect.fail(
-    new InvalidConfig({ field, why: `it must be a positive${isFinite ? " and finite" : ""} duration` })
-  )
-}
 
 const positiveInteger = (field: string, value: number, most: number): Effect.Effect<number, InvalidConfig> =>
   Number.isInteger(value) && value >= 1 && value <= most ? Effect.succeed(value) : Effect.fail(
@@ -78,18 +71,18 @@ export const make = Effect.fnUntraced(function*(
       why: "it must be 1 to 498 UTF-8 bytes, without NUL and lone surrogates"
     })
   }
-  if (options.memberId !== undefined) yield* validateOption("memberId", options.memberId)
+  if (options.memberId !== undefined) yield* validateId("memberId", options.memberId)
   const capacity = yield* positiveInteger("capacity", options.capacity ?? 10_000, 1_000_000)
-  const interval = yield* positive("interval", options.interval ?? ttl / 10)
-  const handoffTimeout = yield* positive("handoffTimeout", options.handoffTimeout ?? "30 seconds")
+  const interval = yield* positiveMillis("interval", options.interval ?? ttl / 10)
+  const handoffTimeout = yield* positiveMillis("handoffTimeout", options.handoffTimeout ?? "30 seconds")
   const quarantineAfter = options.quarantineAfter === Infinity
     ? undefined
     : yield* positiveInteger("quarantineAfter", options.quarantineAfter ?? 5, 1_000_000)
   const rules: Rules = {
     ttl,
     quarantineAfter: quarantineAfter ?? Infinity,
-    rerunAfter: options.rerunAfter === undefined ? Infinity : yield* positive("rerunAfter", options.rerunAfter),
-    idleGrace: yield* positive("idleGrace", options.idleGrace ?? "1 minute", false)
+    rerunAfter: options.rerunAfter === undefined ? Infinity : yield* positiveMillis("rerunAfter", options.rerunAfter),
+    idleGrace: yield* positiveMillis("idleGrace", options.idleGrace ?? "1 minute", false)
   }
 
   const names = pools.get(leases) ?? new Set()

@@ -9,6 +9,7 @@ import type { Known } from "./keys.ts"
 import type { Standing } from "./plan.ts"
 import * as Quarantine from "./quarantine.ts"
 import type { Run } from "./runs.ts"
+import { beganAt } from "./term.ts"
 
 /** How a work ID stood when it was read last. */
 export interface View extends Known {
@@ -32,7 +33,7 @@ export const statusOf = (
     workId,
     state,
     holderId: Option.fromUndefinedOr(holder?.holderId),
-    since: Option.map(Option.fromUndefinedOr(holder), ({ fencingToken }) => Number(fencingToken / 1000n)),
+    since: Option.map(Option.fromUndefinedOr(holder), ({ fencingToken }) => beganAt(fencingToken)),
     termsWithoutProgress,
     why: Option.fromUndefinedOr(why)
   })

@@ -242,3 +242,9 @@ export const termOf = (self: AnyToken): Term => {
   if (term === undefined) throw new TypeError("Not a token: only an acquire makes one")
   return term
 }
+
+/**
+ * When a term began, in milliseconds since the epoch, by the backend's clock:
+ * read off its token, and late by as much as that clock has been set back.
+ */
+export const beganAt = (fencingToken: bigint): number => Number(fencingToken / 1000n)

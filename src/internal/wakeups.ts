@@ -16,11 +16,13 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
 import * as Latch from "effect/Latch"
+import * as Option from "effect/Option"
 import * as Queue from "effect/Queue"
 import * as Random from "effect/Random"
 import * as Schedule from "effect/Schedule"
 import * as Scope from "effect/Scope"
 import * as Semaphore from "effect/Semaphore"
+import type { Backend } from "../Backend.ts"
 import { BackendError, TimedOut } from "../LeaseError.ts"
 import { Hints, YieldRequests } from "./hints.ts"
 
@@ -59,6 +61,12 @@ export interface Wakeups {
   /** Has to run for as long as there are subscriptions. */
   readonly keep: Effect.Effect<never>
 }
+
+/** As a backend provides them, which may have none. */
+export const portOf = (wakeups: Wakeups | undefined): Pick<Backend["Service"], "wakeups" | "yieldRequests"> => ({
+  wakeups: Option.fromUndefinedOr(wakeups?.subscribe),
+  yieldRequests: Option.fromUndefinedOr(wakeups?.yieldRequests)
+})
 
 /** How long a registration lasts if it is not refreshed: its process has died. */
 export const registrationTtl = Duration.seconds(60)

@@ -4,7 +4,7 @@
  */
 
 import * as Effect from "effect/Effect"
-import { InvalidConfig, InvalidWorkId } from "../LeaseError.ts"
+import { InvalidWorkId } from "../LeaseError.ts"
 import type * as Work from "../Work.ts"
 
 export const workIdOf = (work: Work.Input): string => typeof work === "string" ? work : work.value
@@ -15,7 +15,7 @@ export const validate = (work: Work.Input): Effect.Effect<string, InvalidWorkId>
   return why === undefined ? Effect.succeed(workId) : Effect.fail(new InvalidWorkId({ workId, why }))
 }
 
-const maxIdBytes = 512
+export const maxIdBytes = 512
 
 const utf8Encoder = new TextEncoder()
 
@@ -28,12 +28,6 @@ export const faultOf = (id: string): InvalidWorkId["why"] | undefined => {
   if (id.length > maxIdBytes) return "TooLong"
   return 3 * id.length > maxIdBytes && utf8Encoder.encode(id).byteLength > maxIdBytes ? "TooLong" : undefined
 }
-
-/** Whether an option can name a process, as a holder ID does. */
-export const validateOption = (field: string, id: string): Effect.Effect<void, InvalidConfig> =>
-  faultOf(id) === undefined ? Effect.void : Effect.fail(
-    new InvalidConfig({ field, why: `it must be 1 to ${maxIdBytes} UTF-8 bytes, without NUL and lone surrogates` })
-  )
 
 /** Where a code unit of UTF-16 comes among others as UTF-8 orders them: surrogates come last. */
 const rank = (unit: number): number => unit < 0xd800 ? unit : unit < 0xe000 ? unit + 0x2000 : unit - 0x800

@@ -37,6 +37,7 @@ import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as Backend from "../Backend.ts"
 import { Hints, YieldRequests } from "../internal/hints.ts"
+import { minimumRetention, timesOf } from "../internal/storage.ts"
 import { compareBytes } from "../internal/workId.ts"
 import { BackendError, TokenExhausted } from "../LeaseError.ts"
 
@@ -77,8 +78,6 @@ interface Row {
 const maxToken = 2n ** 63n - 1n
 
 const micros = (duration: Duration.Duration): number => Math.round(Duration.toMillis(duration) * 1000)
-
-const minimumRetention = Duration.hours(1)
 
 const make = Effect.gen(function*() {
   const clock = yield* Clock.Clock
@@ -304,8 +303,7 @@ const make = Effect.gen(function*() {
         fencingToken,
         status: exit,
         expiresAt: row.expiresAt / 1000,
-        remaining: Duration.micros(BigInt(held ? row.expiresAt - now : 0)),
-        sinceEnd: Duration.micros(BigInt(held ? 0 : now - row.expiresAt))
+        ...timesOf(held, row.expiresAt - now)
       })),
       state: states ? stateOf(row) : Option.none(),
       termsWithoutProgress

@@ -50,6 +50,7 @@ import * as Backend from "../Backend.ts"
 import { Fence } from "../Fence.ts"
 import { mayBeOneItem } from "../internal/gather.ts"
 import { resend } from "../internal/resend.ts"
+import { backendError, timesOf, toMillis } from "../internal/storage.ts"
 import * as Wakeups from "../internal/wakeups.ts"
 import * as Window from "../internal/window.ts"
 import {
@@ -1409,8 +1410,7 @@ const makeStorage = (
     sweep,
     inspect,
     list,
-    wakeups: Option.map(Option.fromUndefinedOr(wakeups), ({ subscribe }) => subscribe),
-    yieldRequests: Option.map(Option.fromUndefinedOr(wakeups), ({ yieldRequests }) => yieldRequests),
+    ...Wakeups.portOf(wakeups),
     transaction: Option.some({
       isOpen: Effect.map(openTransaction, Option.isSome),
       afterCommit,
@@ -1701,8 +1701,6 @@ const termParameters = (terms: ReadonlyArray<Backend.Term>) => [
   terms.map((_) => _.fencingToken)
 ]
 
-const toMillis = (micros: Integer): number => Number(micros) / 1000
-
 /** It may be over by now. */
 const durationOf = (micros: Integer): Duration.Duration => Duration.micros(BigInt(Math.max(0, Number(micros))))
 
@@ -1719,8 +1717,7 @@ const recordOf = (row: RecordRow): Backend.LeaseRecord => ({
     fencingToken: BigInt(row.fencing_token),
     status: row.status,
     expiresAt: toMillis(row.expires_at),
-    remaining: Duration.micros(BigInt(row.status === "held" ? row.remaining : 0)),
-    sinceEnd: Duration.micros(BigInt(row.status === "held" ? 0 : Math.max(0, -Number(row.remaining))))
+    ...timesOf(row.status === "held", row.remaining)
   }),
   state: storedOf(row.state_version, row.state),
   termsWithoutProgress: row.terms_without_progress
@@ -1750,12 +1747,6 @@ const codeOf = (error: SqlError.SqlError): string | undefined => {
     ? cause.code
     : undefined
 }
-
-const backendError = (
-  operation: string,
-  outcome: "rejected" | "unknown",
-  reason: BackendErrorReason
-): BackendError => new BackendError({ operation, outcome, reason })
 
 /** PostgreSQL's error, without what may quote the row or the parameters: they hold checkpoints. */
 const withoutRow = (cause: unknown): unknown => {

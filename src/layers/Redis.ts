@@ -55,13 +55,13 @@ import * as Queue from "effect/Queue"
 import * as Result from "effect/Result"
 import * as Scope from "effect/Scope"
 import * as Backend from "../Backend.ts"
+import { backendError, minimumRetention, timesOf, toMillis } from "../internal/storage.ts"
 import { termOf } from "../internal/term.ts"
 import * as Wakeups from "../internal/wakeups.ts"
 import { compareBytes } from "../internal/workId.ts"
 import type * as Lease from "../Lease.ts"
 import {
   BackendError,
-  type BackendErrorReason,
   Fenced,
   InvalidConfig,
   LeaseExpired,
@@ -767,8 +767,6 @@ const readReply = <A>({ name, replyOf }: Operation<never, A>, reply: Reply): A |
 // backend
 // -----------------------------------------------------------------------------
 
-const minimumRetention = Duration.hours(1)
-
 /** How many keys one step through them looks at. */
 const scanCount = "1000"
 
@@ -1184,8 +1182,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
             fencingToken: BigInt(token),
             status: status === "held" ? status : exitOf(status),
             expiresAt: toMillis(expires),
-            remaining: Duration.micros(BigInt(status === "held" ? remaining : 0)),
-            sinceEnd: Duration.micros(BigInt(status === "held" ? 0 : Math.max(0, -Number(remaining))))
+            ...timesOf(status === "held", remaining)
           }),
           state: storedOf(version, state),
           termsWithoutProgress: Number(terms)
@@ -1282,8 +1279,7 @@ const make = Effect.fnUntraced(function*(options: Options) {
     sweep,
     inspect: ({ states, workIds }) => recordsOf("inspect", workIds, states),
     list,
-    wakeups: Option.map(Option.fromUndefinedOr(wakeups), ({ subscribe }) => subscribe),
-    yieldRequests: Option.map(Option.fromUndefinedOr(wakeups), ({ yieldRequests }) => yieldRequests),
+    ...Wakeups.portOf(wakeups),
     transaction: Option.none()
   })
 
@@ -1456,8 +1452,6 @@ const fieldOf = (info: unknown, name: string): string | undefined =>
 // replies
 // -----------------------------------------------------------------------------
 
-const toMillis = (micros: string): number => Number(micros) / 1000
-
 const utf8Decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true })
 
 /** Clients send and receive text. What is text already, as JSON is, stays legible and a quarter shorter. */
@@ -1519,12 +1513,6 @@ const extendReply = ([tag, expires, yieldRequest]: Reply): Backend.ExtendReply =
 // -----------------------------------------------------------------------------
 // errors
 // -----------------------------------------------------------------------------
-
-const backendError = (
-  operation: string,
-  outcome: "rejected" | "unknown",
-  reason: BackendErrorReason
-): BackendError => new BackendError({ operation, outcome, reason })
 
 /** The first word of what the server says, which names the error. */
 const codeOf = (cause: unknown): string | undefined =>
