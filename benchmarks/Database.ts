@@ -189,6 +189,7 @@ export const bareRelease = (sql: SqlClient.SqlClient) => sql.unsafe(`UPDATE ${ta
 
 export interface Statistics {
   readonly inserted: number
+  readonly deleted: number
   readonly updated: number
   readonly heapOnly: number
   readonly tableBytes: number
@@ -206,12 +207,13 @@ export const statistics = Effect.fnUntraced(function*(url: string): Effect.fn.Re
   yield* allDisconnected(url)
   const [row] = yield* EmbeddedPostgres.execute(
     url,
-    `SELECT n_tup_ins AS inserted, n_tup_upd AS updated, n_tup_hot_upd AS heap_only,
+    `SELECT n_tup_ins AS inserted, n_tup_del AS deleted, n_tup_upd AS updated, n_tup_hot_upd AS heap_only,
       pg_table_size(relid) AS table_bytes, pg_indexes_size(relid) AS index_bytes
     FROM pg_stat_user_tables WHERE relname = 'worklease'`
   )
   return {
     inserted: Number(row.inserted),
+    deleted: Number(row.deleted),
     updated: Number(row.updated),
     heapOnly: Number(row.heap_only),
     tableBytes: Number(row.table_bytes),

@@ -22,8 +22,9 @@ export const target = Target.make({
     "200 fibers, in 4 processes or in one, want the same work ID: each takes it with `Worker.run` and `wait: true`, lets " +
     "other fibers run, ends, and wants it again. Handoffs a second are the terms that began after the first second. One " +
     "winner each time: the terms of all processes, put in the order in which they began on the machine's monotonic clock, " +
-    "do not overlap, and their fencing tokens rise. Nothing burned by losers: the rows that the server has written are as " +
-    "many as the leases that were taken and released. Statements are all that the clients of the processes have sent, " +
+    "do not overlap, and their fencing tokens rise. Nothing burned by losers: the rows that the server has written, less " +
+    "those of inserts that it took back because another one was first, are as many as the leases that were taken and " +
+    "released. Statements are all that the clients of the processes have sent, " +
     "less one for each acquire that succeeded and each release; poll intervals " +
     "are those of all waiters, until each has had its last turn. The log of the server is searched for anything from WARNING on.",
   sizes: {
@@ -149,8 +150,9 @@ const contend = Effect.fnUntraced(function*(
     rate: measured.length / size.seconds,
     terms: terms.length,
     overlaps,
-    // Less than none is a release that was sent twice.
-    burned: Math.max(0, written.inserted + written.updated - acquired - released),
+    // Less than none is a release that was sent twice. Of inserts that meet each other, the server has the losers take
+    // their rows back, and counts those as deleted; nothing else deletes any.
+    burned: Math.max(0, written.inserted - written.deleted + written.updated - acquired - released),
     statements: (statements - acquired - released) / (waited / 1000 / pollInterval),
     logged: log.split("\n").filter((line) => /\b(WARNING|ERROR|FATAL|PANIC):/.test(line)),
     failures: ended.flatMap((_) => _.failures),
