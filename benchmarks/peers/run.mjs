@@ -18,7 +18,7 @@ const usage = (problem) => {
 
 node benchmarks/peers/run.mjs [--quick|--full] --postgres <url> [--redis <url>] [--only <name>]...
 
-  --quick     measures each peer for about 3 seconds (the default)
+  --quick     measures each peer for about 2.5 seconds (the default)
   --full      measures each peer for about 15 seconds
   --postgres  a server on which a database may be created for each peer
   --redis     a Redis, also REDIS_URL; without either one is started, where redis-server is installed
@@ -45,7 +45,7 @@ const options = readOptions()
 if (options.quick && options.full) usage("Either --quick or --full")
 const unknown = options.only?.find((name) => !names.includes(name))
 if (unknown !== undefined) usage(`There is no peer ${unknown}`)
-const seconds = options.full ? 15 : 3.2
+const seconds = options.full ? 15 : 2.4
 const timeLimit = (30 + seconds * 4) * 1000
 
 const stopped = new AbortController()

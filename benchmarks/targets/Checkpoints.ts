@@ -26,7 +26,7 @@ export const target = Target.make({
     "Our figure includes the encoding of the state with its schema; the others send a constant one.",
   sizes: {
     full: { holders: [32, 200, 1000], rounds: 5, seconds: 3, warmUp: 1 },
-    quick: { holders: [32, 200, 1000], rounds: 2, seconds: 0.5, warmUp: 0.3 },
+    quick: { holders: [32, 200, 1000], rounds: 2, seconds: 0.4, warmUp: 0.2 },
     tiny: { holders: [20], rounds: 1, seconds: 0.2, warmUp: 0.05 }
   },
   describe: ({ holders, rounds, seconds }) =>
