@@ -138,6 +138,7 @@ export interface Pool {
   /**
    * How all work IDs stand, in their order: first as it is now, and then
    * whenever it changes. Who consumes slowly skips changes, and gets the latest.
+   * It ends when the pool has shut down.
    */
   readonly status: Stream.Stream<ReadonlyArray<Status>>
   /**
@@ -236,7 +237,8 @@ export interface Options<W extends Work.Any, A, EX, R, EK, RK> {
  *
  * It returns at once: it joins in the background, and goes on to try while the
  * backend is out of reach. Fails with `InvalidConfig`, naming the field: `name`
- * also where this process is a member of that pool already.
+ * also where this process is a member of that pool already, until that
+ * membership has shut down.
  *
  * What fails or finds no room is logged as a warning, with the annotation
  * `module` set to `worklease/Pool`; a shutdown, and what is well again, is

@@ -4,13 +4,15 @@
  */
 
 import type * as Cause from "effect/Cause"
+import * as Clock from "effect/Clock"
 import * as Effect from "effect/Effect"
 import * as Fiber from "effect/Fiber"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import type { Options } from "../Pool.ts"
 import type * as Work from "../Work.ts"
-import { pauseOf } from "./plan.ts"
+import { longestPause, pauseOf } from "./plan.ts"
+import * as Window from "./window.ts"
 import { compareBytes, faultOf } from "./workId.ts"
 
 export interface Known {
@@ -60,17 +62,19 @@ export const make = Effect.fnUntraced(function*(options: {
   })
 
   if (Stream.isStream(keys)) {
+    const clock = yield* Clock.Clock
     let times = 0
-    const listening = Stream.runForEach(keys, (keys) => {
-      times = 0
-      return take([...keys])
-    }).pipe(
-      Effect.tapCause((cause) => warn("the stream of keys failed, and is run again", cause)),
-      Effect.catchCause(() =>
-        Effect.andThen(Effect.suspend(() => Effect.sleep(pauseOf(++times, 0.5))), Effect.fail("again"))
-      ),
-      Effect.eventually
-    )
+    const listening = Effect.suspend(() => {
+      const since = Window.now(clock)
+      return Effect.catchCause(Stream.runForEach(keys, (keys) => take([...keys])), (cause) => {
+        // One that fails soon after its first keys is no better than one that has none.
+        times = Window.elapsedMillis(clock, since) > longestPause ? 1 : times + 1
+        return warn("the stream of keys failed, and is run again", cause).pipe(
+          Effect.andThen(Effect.sleep(pauseOf(times, 0.5))),
+          Effect.andThen(Effect.fail("again"))
+        )
+      })
+    }).pipe(Effect.eventually)
     yield* Effect.forkScoped(listening as Effect.Effect<void>)
     return Effect.sync(() => known)
   }

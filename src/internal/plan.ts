@@ -216,7 +216,8 @@ export const standingOf = (record: LeaseRecord | undefined, rules: Rules): Stand
 }
 
 const shortestPause = 1000
-const longestPause = 60_000
+/** In milliseconds, as the shortest. */
+export const longestPause = 60_000
 
 /**
  * The milliseconds before work that has failed `times` in a row is tried

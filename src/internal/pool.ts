@@ -94,7 +94,7 @@ export const make = Effect.fnUntraced(function*(
     })
   }
   names.add(name)
-  yield* Effect.addFinalizer(() => Effect.sync(() => names.delete(name)))
+  yield* Effect.addFinalizer(() => Effect.sync(() => isStopped || names.delete(name)))
 
   const title = `Pool ${JSON.stringify(name)}`
   const warn = (message: string, ...cause: ReadonlyArray<Cause.Cause<unknown>>): Effect.Effect<void> =>
@@ -139,12 +139,13 @@ export const make = Effect.fnUntraced(function*(
   /** Which it has said are quarantined. */
   let quarantined = new Set<string>()
   let isStopping = false
+  let isStopped = false
   /** Whether anything has changed that the others should know, or look at. */
   let unsaid = true
 
-  const observers = new Set<() => void>()
+  const observers = new Set<Queue.Queue<void, Cause.Done>>()
   const changed = () => {
-    for (const notify of observers) notify()
+    for (const observer of observers) Queue.offerUnsafe(observer, undefined)
   }
 
   const scope = Scope.makeUnsafe("parallel")
@@ -412,7 +413,10 @@ export const make = Effect.fnUntraced(function*(
     yield* Scope.close(scope, Exit.void)
     yield* tellTroubles
     if (running.length > 0) yield* inform("shut down: nothing is at work any more")
+    names.delete(name)
+    isStopped = true
     changed()
+    for (const observer of observers) Queue.endUnsafe(observer)
   })
 
   const stopped = Deferred.makeUnsafe<void>()
@@ -439,13 +443,12 @@ export const make = Effect.fnUntraced(function*(
     (queue) =>
       Effect.acquireRelease(
         Effect.sync(() => {
-          const notify = () => void Queue.offerUnsafe(queue, undefined)
-          observers.add(notify)
-          notify()
-          return notify
+          observers.add(queue)
+          Queue.offerUnsafe(queue, undefined)
+          if (isStopped) Queue.endUnsafe(queue)
         }),
-        (notify) => Effect.sync(() => observers.delete(notify))
-      ).pipe(Effect.andThen(Effect.never)),
+        () => Effect.sync(() => observers.delete(queue))
+      ),
     { bufferSize: 1, strategy: "sliding" }
   ).pipe(
     // Made when it is consumed, so that a slow consumer gets the latest, and none costs nothing.
