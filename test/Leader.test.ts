@@ -941,6 +941,8 @@ describe("Leader", () => {
         // Since when the observer cannot read.
         let outSince: number | undefined
         let seen = "nobody"
+        // How often somebody was seen, and how often nobody could be.
+        let [somebody, nobody] = [0, 0]
         yield* Leader.observe("job").pipe(
           Stream.runForEach((leader) =>
             Effect.sync(() => {
@@ -972,8 +974,14 @@ describe("Leader", () => {
           const [record] = yield* backend.list({ prefix: "job", after: Option.none(), limit: 1 })
           const term = Option.getOrUndefined(record.term)
           const outFor = outSince === undefined ? 0 : (yield* Clock.currentTimeMillis) - outSince
-          if (term?.status === "expired" || outFor >= 30_000) assert.strictEqual(seen, "nobody")
+          if (seen !== "nobody") somebody++
+          if (term?.status === "expired" || outFor >= 30_000) {
+            nobody++
+            assert.strictEqual(seen, "nobody")
+          }
         }
+        assert.isAbove(somebody, 10)
+        assert.isAbove(nobody, 10)
         const elections = log.entries.filter((entry) => entry.endsWith("Elected")).length
         assert.isAbove(elections, 10)
         for (const id of ids) {

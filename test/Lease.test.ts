@@ -227,23 +227,29 @@ describe("Lease", () => {
   describe("losing it", () => {
     test("a taken-over lease interrupts the work and fails as LeaseLost with reason Fenced", () =>
       Effect.gen(function*() {
-        const backend = yield* TestBackend.TestBackend
+        const backend = yield* Backend.Backend
         const interrupted = yield* Ref.make(false)
-        const fiber = yield* Effect.never.pipe(
+        const held = yield* Deferred.make<Lease.AnyToken>()
+        const fiber = yield* Lease.CurrentLease.use(({ token }) => Deferred.succeed(held, token)).pipe(
+          Effect.andThen(Effect.never),
           Effect.onInterrupt(() => Ref.set(interrupted, true)),
-          Lease.withLease("job", { policy: Renewal.makeUnsafe({ ttl: "10 seconds", safetyMargin: 10 }) }),
+          Lease.withLease("job"),
           a,
           Effect.forkChild
         )
-        yield* TestClock.adjust("1 second")
-        // A holder that is cut off until after its successor has begun finds itself fenced.
-        const b1 = yield* TestClock.adjust("1 second").pipe(Effect.andThen(backend.sever("a")), Effect.forkChild)
-        yield* Fiber.join(b1)
-        yield* TestClock.adjust("12 seconds")
-        const exit = yield* Fiber.await(fiber)
-        const error = Option.getOrThrow(Exit.findErrorOption(exit))
-        assert.strictEqual(error._tag, "LeaseLost")
+        // Taken from it within its window, in which it relies on what it was last told.
+        yield* backend.forget(yield* Deferred.await(held))
+        const { token } = yield* b(Lease.acquire("job"))
+        yield* TestClock.adjust("9999 millis")
+        assert.isUndefined(fiber.pollUnsafe())
+        yield* TestClock.adjust("1 millis")
+        assert.isDefined(fiber.pollUnsafe())
+        const error = Option.getOrThrow(Exit.findErrorOption(yield* Fiber.await(fiber)))
+        assert(error._tag === "LeaseLost")
+        assert.strictEqual(error.reason._tag, "Fenced")
         assert.isTrue(yield* Ref.get(interrupted))
+        // Nor has it released what is its successor's.
+        yield* b(Lease.renew(token))
       }).pipe(onTestBackend))
 
     for (const [reply, reason] of [["Fenced", "Fenced"], ["Expired", "LeaseExpired"]] as const) {
@@ -600,11 +606,24 @@ describe("Lease", () => {
 
     test("a step of the wall clock forward ends a term early at most; a step back changes nothing", () =>
       Effect.gen(function*() {
-        const lease = yield* Lease.hold("job")
-        yield* TestClock.adjust("1 second")
-        yield* TestClock.setTime(-24 * 3600_000)
-        assert.strictEqual(Duration.toMillis(yield* lease.window), 26_000)
-      }).pipe(Effect.scoped, intercepted))
+        const clock = yield* Clock.Clock
+        let step = 0
+        yield* Effect.gen(function*() {
+          const lease = yield* Lease.hold("job")
+          yield* TestClock.adjust("1 second")
+          step = 10_000
+          assert.strictEqual(Duration.toMillis(yield* lease.window), 16_000)
+          step = -24 * 3600_000
+          assert.strictEqual(Duration.toMillis(yield* lease.window), 26_000)
+        }).pipe(
+          Effect.scoped,
+          Effect.provide(Lease.layerWith({ holderId: "a" })),
+          Effect.provideService(Clock.Clock, {
+            ...clock,
+            currentTimeMillisUnsafe: () => clock.currentTimeMillisUnsafe() + step
+          })
+        )
+      }).pipe(onTestBackend))
   })
 
   describe("lost replies", () => {

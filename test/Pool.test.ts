@@ -987,8 +987,12 @@ describe("Pool", () => {
         yield* TestClock.setTime(1_000_000)
         const a = yield* start("a", { keys: ["x", "y"] })
         const seen: Array<string> = []
+        const told: Array<ReadonlyArray<Pool.Status>> = []
         yield* Stream.runForEach(a.pool.status, (all) =>
-          Effect.sync(() => seen.push(all.map(({ key, state }) => `${key} ${state}`).join()))).pipe(Effect.forkChild)
+          Effect.sync(() => {
+            told.push(all)
+            seen.push(all.map(({ key, state }) => `${key} ${state}`).join())
+          })).pipe(Effect.forkChild)
         yield* TestClock.adjust("5 seconds")
         const b = yield* start("b", { keys: ["x", "y"] })
         yield* TestClock.adjust("5 seconds")
@@ -999,10 +1003,9 @@ describe("Pool", () => {
         assert.isAtLeast(Option.getOrThrow(y.since), 1_005_000)
         assert.strictEqual(seen[seen.length - 1], "x running,y running")
         assert.isTrue(seen.includes("x running,y yielding"))
-        // Changes, and nothing else.
-        const steps = seen.filter((step, index) =>
-          step !== seen[index - 1]
-        )
+        // Changes, and nothing else, but not of the state alone.
+        for (const [index, all] of told.entries()) assert.notDeepEqual(all, told[index - 1])
+        const steps = seen.filter((step, index) => step !== seen[index - 1])
         assert.deepStrictEqual(
           steps.slice(steps.indexOf("x running,y running")),
           ["x running,y running", "x running,y yielding", "x running,y waiting", "x running,y running"]
@@ -1087,12 +1090,15 @@ describe("Pool", () => {
         }).pipe(Effect.scoped, Effect.provide(Layer.provide(Lease.layer, noting)))
       }).pipe(onMemory))
 
-    it.effect("pools of the same name share members, also if their work differs", () =>
+    it.effect("pools of the same name share their members, and others do not, although their work is the same", () =>
       Effect.gen(function*() {
         const a = yield* start("a", { name: "shared", keys: ["x", "y"] })
         const b = yield* start("b", { name: "other", keys: ["x", "y"] })
         yield* TestClock.adjust("10 seconds")
         assert.deepStrictEqual(loads(a, b), [2, 0])
+        const c = yield* start("c", { name: "shared", keys: ["x", "y"] })
+        yield* TestClock.adjust("10 seconds")
+        assert.deepStrictEqual(loads(a, b, c), [1, 0, 1])
       }).pipe(onMemory))
   })
 })

@@ -206,8 +206,13 @@ describe("a run", () => {
 
   it.live("what ended it ends the others too", () =>
     Effect.gen(function*() {
-      const exit = yield* Effect.exit(Effect.timeout(runAll([fake(1, Effect.never), fake(2, Effect.never)]), 50))
-      assert.strictEqual(exit._tag, "Failure")
+      let begun = 0
+      const other = fake(2, Effect.as(Effect.sync(() => begun++), { rows: [row("pass")] }))
+      for (const endless of [Effect.never, Effect.interrupt]) {
+        const exit = yield* Effect.exit(Effect.timeout(runAll([fake(1, endless), other]), 50))
+        assert.strictEqual(exit._tag, "Failure")
+        assert.strictEqual(begun, 0)
+      }
     }))
 
   it("all twelve are there", () => {

@@ -459,7 +459,9 @@ export const losses = ({ rule }: Rules) => {
         Effect.map(lease.window, (window) => Duration.toMillis(window) > 0.8 * Duration.toMillis(ttl))
       )
       const refused = yield* answers("Held", acquire(id.value, "b"))
-      yield* assertNear(refused.remaining, ttl)
+      // By a store on Effect's Clock, it was renewed some milliseconds ago.
+      assert.isAtMost(Duration.toMillis(refused.remaining), Duration.toMillis(ttl))
+      assert.isAbove(Duration.toMillis(refused.remaining), 0.75 * Duration.toMillis(ttl))
     }
     assert.isFalse(isOver(running))
     yield* Fiber.interrupt(running)

@@ -16,6 +16,7 @@ import type { Options } from "../BackendContract.ts"
 /** The options, as the tests use them. */
 export class Store extends Context.Service<Store, {
   readonly ttl: Duration.Duration
+  readonly standsStill: boolean
   readonly advance: (duration: Duration.Duration) => Effect.Effect<void>
   readonly setBack: (duration: Duration.Duration) => Effect.Effect<void>
   readonly raiseToken: (workId: string, fencingToken: bigint) => Effect.Effect<void>
@@ -34,6 +35,7 @@ export const storeLayer = <R, E>(options: Options<R, E>): Layer.Layer<Store, nev
         )
       return {
         ttl: Duration.fromInputUnsafe(options.ttl ?? (options.advance === undefined ? "1 seconds" : "30 seconds")),
+        standsStill: options.standsStill === true && options.advance !== undefined,
         advance: (duration) =>
           options.advance === undefined ? live(Effect.sleep(duration)) : provided<never>(options.advance(duration)),
         setBack: (duration) => provided<never>(options.setBack!(duration)),
@@ -140,10 +142,10 @@ export const isOver = (fiber: Fiber.Fiber<unknown, unknown>): boolean => fiber.p
 
 /** Exactly, where the store's clock stands still; else within what a slow machine takes. */
 export const assertNear = (actual: Duration.Duration, expected: Duration.Duration) =>
-  Effect.map(Store, ({ ttl }) => {
+  Effect.map(Store, ({ standsStill, ttl }) => {
     const ahead = Duration.toMillis(expected) - Duration.toMillis(actual)
     assert.isTrue(
-      ahead >= 0 && ahead < Duration.toMillis(ttl) / 4,
+      ahead >= 0 && (standsStill ? ahead === 0 : ahead < Duration.toMillis(ttl) / 4),
       `${Duration.format(actual)} is not ${Duration.format(expected)}`
     )
   })

@@ -693,7 +693,9 @@ export const checkpoints = ({ rule, whenStanding }: Rules) => {
 
   rule("sequences beyond what a double holds are told apart", function*() {
     const a = yield* take(yield* freshId, "a")
+    yield* answers("Done", checkpoint(a, 2n ** 53n, "older"))
     yield* answers("Done", checkpoint(a, 2n ** 53n + 1n, "newer"))
+    assert.strictEqual(yield* readText(a), "newer")
     yield* answers("Done", checkpoint(a, 2n ** 53n, "older"))
     assert.strictEqual(yield* readText(a), "newer")
     yield* answers("Done", checkpoint(a, 2n ** 53n + 2n, "newest"))
