@@ -271,14 +271,12 @@ describe("Fence among other transactions", () => {
           const a = yield* process({ ...oneSecond, holderId: "a" })
           yield* Effect.gen(function*() {
             const { token } = yield* Lease.acquire(Import.id(own))
-            const start = performance.now()
-            const exit = yield* Effect.forever(Effect.andThen(write(1), pause(20))).pipe(
+            const error = yield* Effect.forever(Effect.andThen(write(1), pause(20))).pipe(
               Fence.transaction(token),
-              Effect.timeout("3 seconds"),
-              Effect.exit
+              Effect.timeout("10 seconds"),
+              Effect.flip
             )
-            assert.isTrue(Exit.isFailure(exit))
-            assert.isBelow(performance.now() - start, 1_500)
+            assert.notStrictEqual((error as { readonly _tag: string })._tag, "TimeoutError")
           }).pipe(Effect.provide(a))
         }
         assert.deepStrictEqual(yield* written(sql), [])

@@ -39,7 +39,7 @@ describe("demo", () => {
     Effect.gen(function*() {
       const { code, output } = yield* demo("--seed=1", "--no-fence")
       assert.match(output, /zombie write: w\d+ wrote [\d,]+ records of import:[\d, and]+ after it had lost them\n/)
-      assert.match(output, /0 of 20,000 records are missing, and [1-9][\d,]* are there more than once\n/)
+      assert.match(output, /(?<![\d,])0 of 20,000 records are missing, and [1-9][\d,]* are there more than once\n/)
       assert.match(output, /[1-9][\d,]* rows were written under a fencing token after a later one had been\n/)
       assert.strictEqual(code, 1, output)
     }))
@@ -58,7 +58,7 @@ describe("demo", () => {
     it.live("with the fence taken out, it does not", () =>
       Effect.gen(function*() {
         const { code, output } = yield* demo("--seed=1", "--backend=redis", "--no-fence")
-        assert.match(output, /0 of 20,000 records are missing, and [1-9][\d,]* are there more than once\n/)
+        assert.match(output, /(?<![\d,])0 of 20,000 records are missing, and [1-9][\d,]* are there more than once\n/)
         assert.match(output, /[1-9][\d,]* rows were written under a fencing token after a later one had been\n/)
         assert.strictEqual(code, 1, output)
       }))

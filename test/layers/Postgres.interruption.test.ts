@@ -128,6 +128,7 @@ describe("Postgres and interruption", () => {
           const { url } = yield* freshDatabase({ serializable })
           const sql = yield* Sessions.session(url)
           const before = yield* resources
+          Object.assign(ended, { before: 0, "by it": 0 })
           yield* Effect.gen(function*() {
             const successor = Context.get(yield* Layer.build(Sessions.process(url)), Lease.Leases)
             yield* Effect.forEach(Object.entries(operations), ([name, operation]) =>
@@ -199,6 +200,8 @@ describe("Postgres and interruption", () => {
           yield* Sessions.pause(20)
           yield* Fiber.interrupt(acquire).pipe(Effect.timeout("5 seconds"))
         }))
+        // By now, whatever has waited for the connection has had it.
+        assert.deepStrictEqual(yield* sql.unsafe("SELECT work_id FROM worklease"), [])
         yield* Effect.provide(Lease.acquire("a"), Sessions.process(url))
       }).pipe(Effect.provide(Sessions.process(url, { maxConnections: 1, operationTimeout: "300 millis" })))
     }))

@@ -119,7 +119,15 @@ describe("Postgres and secrets", () => {
             for (const form of formsOf(exit)) assert.notInclude(form, password)
           }
         }
-      }).pipe(Effect.provide(layer))
+        // What is logged of a lease that is held meanwhile.
+        yield* Effect.gen(function*() {
+          const lease = yield* Lease.hold("b")
+          yield* server.execute("ALTER ROLE app PASSWORD 'another'")
+          yield* server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'")
+          yield* Effect.exit(lease.lost)
+        }).pipe(Effect.scoped, Effect.provide(Sessions.process(as(() => {}), { ttl: "1 second" })))
+      }).pipe(Effect.withSpan("test"), Effect.provide(layer))
+      assert.isTrue(records.some((record) => record.includes("Could not renew the lease")))
       for (const record of records) assert.notInclude(record, password)
     }))
 

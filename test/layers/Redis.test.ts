@@ -732,10 +732,21 @@ describe.runIf(isTested)("Redis", () => {
       30_000
     )
 
-    it.live("without them, a release tells nobody and nothing listens", () =>
+    it.live("without them, who waits polls and is not registered: a release tells nobody, and nothing listens", () =>
       Effect.gen(function*() {
-        const { context } = yield* own({ wakeups: false })
+        const { context, server } = yield* own({ wakeups: false })
         assert.isTrue(Option.isNone(Context.get(context, Backend.Backend).wakeups))
+        const leases = yield* Layer.build(
+          Layer.provide(Lease.layerWith({ pollInterval: "100 millis" }), Layer.succeedContext(context))
+        )
+        const { token } = yield* Effect.provide(Lease.acquire("job"), leases)
+        const waiting = yield* Effect.forkScoped(Effect.provide(Lease.acquire("job", { wait: true }), leases))
+        yield* Effect.sleep("500 millis")
+        assert.strictEqual(yield* waiters(server), 0)
+        assert.strictEqual(yield* subscribers(server), 0)
+        yield* Effect.provide(Lease.release(token, "finished"), leases)
+        yield* Fiber.join(waiting).pipe(Effect.timeout("5 seconds"))
+        assert.notInclude(yield* server.command("INFO", "commandstats"), "cmdstat_publish")
       }))
   })
 
