@@ -347,7 +347,13 @@ describe("Postgres options", () => {
             Layer.provideMerge(Postgres.layer),
             Layer.provideMerge(PgClient.layer({ url: Redacted.make(url), startupParameters }))
           )
-          yield* Effect.provide(everything, layer)
+          const names = SqlClient.SqlClient.use((sql) =>
+            sql.unsafe<{ readonly name: string }>("SELECT name FROM pg_settings WHERE source = 'client'")
+          )
+          yield* Effect.gen(function*() {
+            assert.includeMembers((yield* names).map(({ name }) => name), Object.keys(startupParameters))
+            yield* everything
+          }).pipe(Effect.provide(layer))
         }))
     }
 
