@@ -973,6 +973,27 @@ describe("Wake-ups on PGlite", () => {
       }
     }))
 
+  it.live("tell a holder at once that it is asked to yield", () =>
+    Effect.gen(function*() {
+      const client = yield* Layer.build(PgliteClient.layer())
+      const [a, b] = yield* Effect.forEach([1, 2], () =>
+        Layer.build(
+          // Renewed so seldom that whoever hears sooner was told.
+          Lease.layerWith({ ttl: "40 seconds", renewEvery: "25 seconds" }).pipe(
+            Layer.provide(Layer.fresh(Postgres.layer)),
+            Layer.provide(Layer.succeedContext(client)),
+            Layer.fresh
+          )
+        ))
+      const lease = yield* Effect.provide(Lease.hold("job"), a)
+      yield* Sessions.eventually(
+        "it has registered",
+        Effect.map(waiters(Context.get(client, SqlClient.SqlClient)), (_) => _.length === 1)
+      )
+      assert.isTrue(yield* Effect.provide(Lease.requestYield("job"), b))
+      yield* Effect.timeout(lease.awaitYieldRequest, "10 seconds")
+    }))
+
   it.effect("wait for a transaction that the application has open, and hold up nothing", () =>
     Effect.gen(function*() {
       const client = yield* Layer.build(PgliteClient.layer())
