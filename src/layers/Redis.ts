@@ -94,7 +94,8 @@ export interface Options {
    * forgotten, and a holder when it is asked to yield. It costs one more
    * connection while something waits, or a lease is held that has been so for a
    * second. Without it, waiting acquires poll, and requests to yield come with
-   * renewals. Defaults to `true`.
+   * renewals; other processes that wait are still told by this one. Defaults to
+   * `true`.
    */
   readonly wakeups?: boolean | undefined
 }
