@@ -419,6 +419,10 @@ const countAfter = `CASE
       ELSE l.terms_without_progress + 1
     END`
 
+/** Whether that is less than `terms`, which are one or more. It is cheaper than to count. */
+const countAfterIsLess = (terms: string): string =>
+  `(l.terms_without_progress < ${terms} - (l.exit IS NULL)::integer OR (l.exit IS NULL AND l.sequence > 0))`
+
 /** What a holder that takes row `l` would be told of its last term. */
 const priorAfter = (column: "exit" | "holder_id" | "fencing_token"): string =>
   `CASE l.exit WHEN 'forgotten' THEN NULL WHEN 'given-back' THEN l.prior_${column}
@@ -454,7 +458,7 @@ const isNewAttempt = (item: Item): string =>
 const take: LockedUpdate = {
   items: acquireItems,
   lock: "UPDATE",
-  locks: (item) => `${isFree} AND ${isNewAttempt(item)} AND ${countAfter} < ${item("quarantine_after")}`,
+  locks: (item) => `${isFree} AND ${isNewAttempt(item)} AND ${countAfterIsLess(item("quarantine_after"))}`,
   set: (item) => `
     holder_id = ${item("holder_id")},
     fencing_token = greatest(l.fencing_token + 1, ${epochMicros(acquiredAt)}),
@@ -739,24 +743,36 @@ const releaseRow = (item: Item, now: string): string => {
     END`
 }
 
-const plainRelease = (notified: string): LockedUpdate => ({
+type PlainRelease = Omit<LockedUpdate, "returning">
+
+const plainRelease: PlainRelease = {
   items: releaseItems,
   lock: "NO KEY UPDATE",
   set: (item) => releaseRow(item, "clock_timestamp()"),
   matches: isCurrent,
-  unexpired: true,
-  returning: `l.work_id, ${notified} AS notified`
-})
+  unexpired: true
+}
 
-const plainReleaseSql = (names: Names, notifies: boolean) => {
+/** What most releases are: the work has come to its end, and leaves the state that is there. */
+const plainEnd: PlainRelease = {
+  ...plainRelease,
+  items: releaseItems.slice(0, 4),
+  set: (item) => `exit = ${item("new_exit")}, expires_at = clock_timestamp(), terms_without_progress = 0`
+}
+
+const isPlainEnd = ({ exit, state }: Backend.ReleaseRequest): boolean =>
+  (exit === "finished" || exit === "retired") && Option.isNone(state)
+
+const plainReleaseSql = (names: Names, notifies: boolean, plain: PlainRelease) => {
+  const update = (notified: string): LockedUpdate => ({ ...plain, returning: `l.work_id, ${notified} AS notified` })
   const each = notified(names, notifies)
   // For a batch one look first, whether anybody waits for anything.
   const isWaitedFor = `EXISTS (
     SELECT FROM ${names.waiters} w WHERE w.work_id <> '${Wakeups.anyWorkId}' AND w.expires_at > clock_timestamp()
   )`
   return {
-    one: updateOne(names, plainRelease(notified(names, notifies, itemOf(releaseItems)("work_id")))),
-    many: updateMany(names, plainRelease(notifies ? `CASE WHEN ${isWaitedFor} THEN ${each} END` : each))
+    one: updateOne(names, update(notified(names, notifies, itemOf(plain.items)("work_id")))),
+    many: updateMany(names, update(notifies ? `CASE WHEN ${isWaitedFor} THEN ${each} END` : each))
   }
 }
 
@@ -1073,7 +1089,8 @@ const makeStorage = (
     plainCheckpoint: forOneOrMany(names, plainCheckpoint),
     checkpoint: checkpointSql(names, true),
     checkpointJoined: checkpointSql(names, false),
-    plainRelease: plainReleaseSql(names, notifies),
+    plainRelease: plainReleaseSql(names, notifies, plainRelease),
+    plainEnd: plainReleaseSql(names, notifies, plainEnd),
     release: releaseSql(names, notifies),
     read: readSql(names),
     forget: forgetSql(names, notifies),
@@ -1161,9 +1178,10 @@ const makeStorage = (
     deciding: string,
     requests: NonEmptyReadonlyArray<Request>,
     parametersOf: (requests: ReadonlyArray<Request>) => ReadonlyArray<ReadonlyArray<unknown>>,
-    replyOf: (row: Row) => Reply
+    replyOf: (row: Row) => Reply,
+    plainParametersOf = parametersOf
   ): Effect.Effect<NonEmptyReadonlyArray<Reply | BackendError>, BackendError> =>
-    Effect.flatMap(runBatch<Row>(operation, plain, parametersOf(requests)), (done) => {
+    Effect.flatMap(runBatch<Row>(operation, plain, plainParametersOf(requests)), (done) => {
       if (done.length === requests.length) return Effect.succeed(inOrderOf(requests, replyOf)(done))
       const doneIds = new Set(done.map((row) => row.work_id))
       const rest = requests.filter(({ workId }) => !doneIds.has(workId))
@@ -1294,22 +1312,25 @@ const makeStorage = (
     )
   )
 
-  const release: Backend.Backend["Service"]["release"] = (requests) =>
-    runPlainFirst(
-      "release",
-      text.plainRelease,
-      text.release,
-      requests,
-      (requests) => [
-        ...termParameters(requests),
-        requests.map((_) => _.exit),
-        requests.map((_) => _.interrupted),
-        requests.map((_) => Option.match(_.state, { onNone: () => 0n, onSome: (_) => _.sequence })),
-        requests.map((_) => Option.match(_.state, { onNone: () => 0n, onSome: (_) => BigInt(_.state.version) })),
-        requests.map((_) => Option.match(_.state, { onNone: () => noBytes, onSome: (_) => _.state.bytes }))
-      ],
-      termReply
-    )
+  const endParameters = (requests: ReadonlyArray<Backend.ReleaseRequest>) => [
+    ...termParameters(requests),
+    requests.map((_) => _.exit)
+  ]
+
+  const releaseParameters = (requests: ReadonlyArray<Backend.ReleaseRequest>) => [
+    ...endParameters(requests),
+    requests.map((_) => _.interrupted),
+    requests.map((_) => Option.match(_.state, { onNone: () => 0n, onSome: (_) => _.sequence })),
+    requests.map((_) => Option.match(_.state, { onNone: () => 0n, onSome: (_) => BigInt(_.state.version) })),
+    requests.map((_) => Option.match(_.state, { onNone: () => noBytes, onSome: (_) => _.state.bytes }))
+  ]
+
+  const release: Backend.Backend["Service"]["release"] = (requests) => {
+    const [plain, plainParameters] = requests.every(isPlainEnd)
+      ? [text.plainEnd, endParameters]
+      : [text.plainRelease, releaseParameters]
+    return runPlainFirst("release", plain, text.release, requests, releaseParameters, termReply, plainParameters)
+  }
 
   const read: Backend.Backend["Service"]["read"] = (term) =>
     Effect.map(
