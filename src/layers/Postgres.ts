@@ -43,6 +43,7 @@ import * as Layer from "effect/Layer"
 import * as Option from "effect/Option"
 import * as Predicate from "effect/Predicate"
 import type * as Queue from "effect/Queue"
+import * as References from "effect/References"
 import type * as Scope from "effect/Scope"
 import * as SqlClient from "effect/sql/SqlClient"
 import * as SqlError from "effect/sql/SqlError"
@@ -1116,34 +1117,54 @@ const makeStorage = (
     text: string,
     parameters: ReadonlyArray<unknown>
   ): Effect.Effect<ReadonlyArray<Row>, BackendError> => {
-    const statement = sql.unsafe<Row & { readonly isolation?: string | null }>(text, parameters)
-    const alone = Effect.suspend(() =>
-      transactionOf(
-        sql,
-        sql.unsafe<Row>(isEmbedded(sql) ? text : text.replaceAll(isolation, boundedIdle), parameters)
+    const failed = (error: SqlError.SqlError) => Effect.fail(toBackendError(operation, error))
+    const alone = () =>
+      Effect.catch(
+        transactionOf(
+          sql,
+          sql.unsafe<Row>(isEmbedded(sql) ? text : text.replaceAll(isolation, boundedIdle), parameters)
+        ),
+        failed
       )
-    )
-    const attempt: Effect.Effect<ReadonlyArray<Row>, SqlError.SqlError> = Effect.suspend(() => {
-      if (isReadCommitted === false) return alone
-      return Effect.tap(statement, ([row]) =>
-        Effect.sync(() => {
-          // What has succeeded at a stricter level holds; only, the next may not succeed.
-          if (typeof row?.isolation === "string") isReadCommitted = false
-          // Not again, once another has shown that it is not.
-          else if (row?.isolation === null) isReadCommitted ??= true
-        })).pipe(
-          // Impossible at read committed, and surely not applied.
-          Effect.catchIf((error) => codeOf(error) === "40001", () =>
-            Effect.suspend(() => {
+    return Effect.updateContext(
+      Effect.suspend(() =>
+        isReadCommitted === false
+          ? alone()
+          : Effect.matchEffect(sql.unsafe<Row & { readonly isolation?: string | null }>(text, parameters), {
+            onSuccess: (rows) => {
+              const isolation = rows[0]?.isolation
+              // What has succeeded at a stricter level holds; only, the next may not succeed.
+              if (typeof isolation === "string") isReadCommitted = false
+              // Not again, once another has shown that it is not.
+              else if (isolation === null) isReadCommitted ??= true
+              return Effect.succeed(rows)
+            },
+            onFailure: (error) => {
+              if (codeOf(error) !== "40001") return failed(error)
+              // Impossible at read committed, and surely not applied.
               isReadCommitted = false
-              return alone
-            }))
-        )
-    })
-    return outside(attempt).pipe(
-      Effect.mapError((error) => toBackendError(operation, error)),
-      Effect.withTracerEnabled(false)
+              return alone()
+            }
+          })
+      ),
+      quietly
     )
+  }
+
+  let callersContext: Context.Context<never> | undefined
+  let ownContext: Context.Context<never>
+
+  /**
+   * The context of a statement: outside of any transaction, and without spans.
+   * Mostly it is made from the same one, that of the layer's fibers, and a new
+   * one would cost each statement what a fiber looks up in it.
+   */
+  const quietly = (context: Context.Context<never>): Context.Context<never> => {
+    if (context !== callersContext) {
+      callersContext = context
+      ownContext = Context.add(Context.omit(sql.transactionService)(context), References.TracerEnabled, false)
+    }
+    return ownContext
   }
 
   const outside = <A, E, R>(effect: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
