@@ -198,21 +198,22 @@ export const make = Effect.fnUntraced(function*(
 
   /** Operations that never join a transaction would wait for the one they are called in, where it is exclusive. */
   const refuseInsideExclusive = (operation: string, workId: string): Effect.Effect<void, BackendError> =>
-    inTransaction((transaction) =>
-      Option.isSome(transaction) && transaction.value.exclusive
-        ? Effect.fail(
-          new BackendError({
-            operation,
-            workId,
-            outcome: "rejected",
-            reason: new Other({
-              why: "it never joins a transaction, and the open one keeps the client's only connection. " +
-                "Call it outside of the transaction, or use a client with more connections"
+    Option.isNone(backend.transaction) || !backend.transaction.value.exclusive
+      ? Effect.void
+      : Effect.flatMap(backend.transaction.value.isOpen, (isOpen) =>
+        isOpen
+          ? Effect.fail(
+            new BackendError({
+              operation,
+              workId,
+              outcome: "rejected",
+              reason: new Other({
+                why: "it never joins a transaction, and the open one keeps the client's only connection. " +
+                  "Call it outside of the transaction, or use a client with more connections"
+              })
             })
-          })
-        )
-        : Effect.void
-    )
+          )
+          : Effect.void)
 
   // ---------------------------------------------------------------------------
   // acquiring

@@ -227,21 +227,33 @@ export class Term implements Backend.Term {
   }
 }
 
-/** A token proves its term because only this module can add to this map. */
-const terms = new WeakMap<object, Term>()
+/** Proves its term, because nothing outside of this class can put one into it. */
+class ProvenToken {
+  readonly workId: string
+  readonly holderId: string
+  readonly fencingToken: bigint
+  readonly expiresAt: number
+  readonly #term: Term
 
-export const makeToken = (term: Term, expiresAt: number): Token<any> => {
-  const { fencingToken, holderId, workId } = term
-  const token = Object.freeze({ workId, holderId, fencingToken, expiresAt }) as Token<any>
-  terms.set(token, term)
-  return token
+  constructor(term: Term, expiresAt: number) {
+    this.workId = term.workId
+    this.holderId = term.holderId
+    this.fencingToken = term.fencingToken
+    this.expiresAt = expiresAt
+    this.#term = term
+    Object.freeze(this)
+  }
+
+  static termOf(self: unknown): Term {
+    if (typeof self === "object" && self !== null && #term in self) return self.#term
+    throw new TypeError("Not a token: only an acquire makes one")
+  }
 }
 
-export const termOf = (self: AnyToken): Term => {
-  const term = terms.get(self)
-  if (term === undefined) throw new TypeError("Not a token: only an acquire makes one")
-  return term
-}
+export const makeToken = (term: Term, expiresAt: number): Token<any> =>
+  new ProvenToken(term, expiresAt) as unknown as Token<any>
+
+export const termOf = (self: AnyToken): Term => ProvenToken.termOf(self)
 
 /**
  * When a term began, in milliseconds since the epoch, by the backend's clock:
