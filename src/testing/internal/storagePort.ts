@@ -1062,6 +1062,15 @@ export const quarantines = ({ rule, whenLocking }: Rules) => {
     })
   })
 
+  rule("do not count a term that has expired after a checkpoint, nor those before it", function*() {
+    const { workId } = yield* takeInVain
+    const d = yield* take(workId, "d")
+    yield* answers("Done", checkpoint(d, 1, "two"))
+    yield* passTtls(1)
+    const e = yield* take(workId, "e", { quarantineAfter: 1 })
+    assert.deepStrictEqual(told(e.prior), left(d, "expired", { state: "two" }))
+  })
+
   rule("tell of the term before one that was given back", function*() {
     const { workId } = yield* takeInVain
     yield* answers("Done", release(yield* take(workId, "d"), "given-back"))
