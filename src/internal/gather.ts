@@ -12,7 +12,7 @@
  * always allocates closures in them, among the old objects, and a `Set` or `Map`
  * leaves the tables behind there that it has outgrown. Until the next major
  * collection, each keeps alive what it refers to, which here is whole batches.
- * Hence classes and arrays.
+ * Hence classes and arrays, and whoever observes a fiber lets go of the batch.
  */
 
 import type { NonEmptyReadonlyArray } from "effect/Array"
@@ -20,6 +20,7 @@ import * as Cause from "effect/Cause"
 import type * as Clock from "effect/Clock"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
+import type * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
 import type { Batch } from "../Backend.ts"
 import { BackendError, type BackendErrorReason, Other, TimedOut } from "../LeaseError.ts"
@@ -120,15 +121,14 @@ class Pending<in out Request, in out Reply> {
 type Entries<Request, Reply> = NonEmptyReadonlyArray<Pending<Request, Reply>>
 
 class InFlight<Request, Reply> {
-  readonly batch: Entries<Request, Reply>
+  /** None once it has landed: an array in which a fiber kept its observer may be old, and keeps alive what that refers to. */
+  batch: ReadonlyArray<Pending<Request, Reply>>
   readonly dueAt: number
-  /** Gives up its place. */
-  readonly free: () => void
+  statement: Fiber.Fiber<void> | undefined = undefined
 
-  constructor(batch: Entries<Request, Reply>, dueAt: number, free: () => void) {
+  constructor(batch: Entries<Request, Reply>, dueAt: number) {
     this.batch = batch
     this.dueAt = dueAt
-    this.free = free
   }
 }
 
@@ -199,7 +199,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     if (!isGatheringNow && waiting === 0 && inFlight.length === 0 && options.isWanted?.(since) !== false) {
       // An idle system sends at once: under TestClock, an operation is then over before the next sleep is due.
       entry.state = "sent"
-      dispatch([entry])
+      dispatch([entry], since)
     } else {
       queue.push(entry)
       waiting++
@@ -225,7 +225,7 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
         const outcome = withdraw(entry) ? "rejected" : "unknown"
         settle(entry, Exit.fail(failed(entry.request.workId, outcome, new TimedOut({}))))
       }
-      for (const statement of inFlight.filter(isLate)) statement.free()
+      for (const flight of inFlight.filter(isLate)) giveUp(flight)
     })
   }
 
@@ -322,53 +322,62 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
   }
 
   const sendUpTo = (limit: number) => {
-    const batch = takeBatch(Math.min(limit, maxBatchSize))
-    if (batch !== undefined) dispatch(batch)
+    const now = Window.now(clock)
+    const batch = takeBatch(Math.min(limit, maxBatchSize), now)
+    if (batch !== undefined) dispatch(batch, now)
   }
 
-  const dispatch = (batch: Entries<Request, Reply>) => {
-    const longest = batch.reduce((longest, { options }) => Math.max(longest, options.timeout), 0)
-    // A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever.
-    const flight = new InFlight(batch, deadlines.now() + longest, () => {
-      unsubscribe()
-      settleRest(batch, unanswered)
-      land(flight)
-      statement.interruptUnsafe()
-    })
+  const dispatch = (batch: Entries<Request, Reply>, now: Window.Instant) => {
+    let longest = 0
+    for (const { options } of batch) longest = Math.max(longest, options.timeout)
+    const flight = new InFlight(batch, deadlines.timeOf(now) + longest)
     inFlight.push(flight)
     let hasBegun = false
     const statement = run(Effect.suspend(() => {
       hasBegun = true
       return sendBatch(batch)
     }))
-    if (statement.pollUnsafe() !== undefined) {
-      // In a layer that was closed it has not even begun.
-      const why = "the layer of Leases was closed. Close it after the work that uses it"
-      settleRest(batch, (workId) => failed(workId, hasBegun ? "unknown" : "rejected", new Other({ why })))
-      return land(flight)
-    }
-    const unsubscribe = statement.addObserver(() => {
-      settleRest(batch, unanswered)
-      land(flight)
-    })
+    if (statement.pollUnsafe() === undefined) return watch(flight, statement)
+    // In a layer that was closed it has not even begun.
+    const why = "the layer of Leases was closed. Close it after the work that uses it"
+    settleRest(batch, (workId) => failed(workId, hasBegun ? "unknown" : "rejected", new Other({ why })))
+    land(flight)
+  }
+
+  const watch = (flight: InFlight<Request, Reply>, statement: Fiber.Fiber<void>) => {
+    flight.statement = statement
+    statement.addObserver(() => end(flight))
+  }
+
+  /** A statement that hangs, and perhaps cannot be interrupted, must not keep its place for ever. */
+  const giveUp = (flight: InFlight<Request, Reply>) => {
+    end(flight)
+    flight.statement?.interruptUnsafe()
+  }
+
+  const end = (flight: InFlight<Request, Reply>) => {
+    settleRest(flight.batch, unanswered)
+    land(flight)
   }
 
   const land = (flight: InFlight<Request, Reply>) => {
     const index = inFlight.indexOf(flight)
-    if (index >= 0) inFlight.splice(index, 1)
+    // It was given up.
+    if (index < 0) return
+    inFlight.splice(index, 1)
+    flight.batch = []
     schedule()
     if (lateness === undefined || inFlight.length + waiting + dropped.size > 0) return
     deadlines.cancel(lateness)
     lateness = undefined
   }
 
-  const takeBatch = (limit: number): Entries<Request, Reply> | undefined => {
+  const takeBatch = (limit: number, now: Window.Instant): Entries<Request, Reply> | undefined => {
     const workIds = new Set<string>()
     const batch: Array<Pending<Request, Reply>> = []
     const skipped: Array<Pending<Request, Reply>> = []
     const entries = queue
     queue = []
-    const now = Window.now(clock)
     let bytes = 0
     let index = 0
     for (; index < entries.length && batch.length < limit; index++) {
