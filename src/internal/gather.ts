@@ -124,6 +124,7 @@ class InFlight<Request, Reply> {
   /** None once it has landed: an array in which a fiber kept its observer may be old, and keeps alive what that refers to. */
   batch: ReadonlyArray<Pending<Request, Reply>>
   readonly dueAt: number
+  hasBegun = false
   statement: Fiber.Fiber<void> | undefined = undefined
 
   constructor(batch: Entries<Request, Reply>, dueAt: number) {
@@ -231,26 +232,31 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
 
   const call: Gather<Request, Reply>["call"] = (request, options, onAnswer) => {
     const { turn } = options
+    if (turn !== undefined && !turn.take()) return callInTurn(turn, request, options, onAnswer)
+    const entry = enqueue(request, options, onAnswer)
+    return () => takeBack(entry)
+  }
+
+  const callInTurn = (turn: Turn, ...[request, options, onAnswer]: Parameters<Gather<Request, Reply>["call"]>) => {
     let entry: Pending<Request, Reply> | undefined
     let isCancelled = false
-    const takeBack = (entry: Pending<Request, Reply>) => {
-      if (entry.answer !== undefined) return
-      entry.resume = undefined
-      if (!withdraw(entry)) options.onLeft?.(request)
-      turn?.end()
-    }
     const begin = () => {
       entry = enqueue(request, options, onAnswer)
       if (isCancelled) takeBack(entry)
     }
-    if (turn === undefined) begin()
-    else turn.take(begin)
+    turn.wait(begin)
     return () => {
-      if (isCancelled) return
       isCancelled = true
-      if (entry === undefined) turn?.cancel(begin)
+      if (entry === undefined) turn.cancel(begin)
       else takeBack(entry)
     }
+  }
+
+  const takeBack = (entry: Pending<Request, Reply>) => {
+    if (entry.answer !== undefined || entry.resume === undefined) return
+    entry.resume = undefined
+    if (!withdraw(entry)) entry.options.onLeft?.(entry.request)
+    entry.options.turn?.end()
   }
 
   const sendThen: Gather<Request, Reply>["sendThen"] = (request, options, then) =>
@@ -332,15 +338,11 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     for (const { options } of batch) longest = Math.max(longest, options.timeout)
     const flight = new InFlight(batch, deadlines.timeOf(now) + longest)
     inFlight.push(flight)
-    let hasBegun = false
-    const statement = run(Effect.suspend(() => {
-      hasBegun = true
-      return sendBatch(batch)
-    }))
+    const statement = run(sendBatch(batch, flight))
     if (statement.pollUnsafe() === undefined) return watch(flight, statement)
     // In a layer that was closed it has not even begun.
     const why = "the layer of Leases was closed. Close it after the work that uses it"
-    settleRest(batch, (workId) => failed(workId, hasBegun ? "unknown" : "rejected", new Other({ why })))
+    settleRest(batch, (workId) => failed(workId, flight.hasBegun ? "unknown" : "rejected", new Other({ why })))
     land(flight)
   }
 
@@ -405,11 +407,12 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
     return batch.length === 0 ? undefined : batch as unknown as Entries<Request, Reply>
   }
 
-  const sendBatch = (batch: Entries<Request, Reply>): Effect.Effect<void> =>
+  const sendBatch = (batch: Entries<Request, Reply>, flight: InFlight<Request, Reply>): Effect.Effect<void> =>
     Effect.flatMap(
-      Effect.exit(Effect.suspend(() =>
-        options.send(batch.map(({ request }) => request) as unknown as NonEmptyReadonlyArray<Request>)
-      )),
+      Effect.exit(Effect.suspend(() => {
+        flight.hasBegun = true
+        return options.send(batch.map(({ request }) => request) as unknown as NonEmptyReadonlyArray<Request>)
+      })),
       (exit) => {
         if (Exit.isSuccess(exit)) {
           for (let i = 0; i < batch.length; i++) {
@@ -418,13 +421,11 @@ export const make = <Request extends { readonly workId: string }, Reply>(options
           return Effect.void
         }
         const { cause } = exit
-        const isDivisible = cause.reasons.some((_) =>
-          Cause.isFailReason(_) && mayBeOneItem(_.error)
-        )
+        const isDivisible = cause.reasons.some((_) => Cause.isFailReason(_) && mayBeOneItem(_.error))
         if (batch.length > 1 && isDivisible) {
           return Effect.forEach(
             batch.filter((entry) => entry.options.isWanted?.(Window.now(clock)) !== false),
-            (entry) => sendBatch([entry]),
+            (entry) => sendBatch([entry], flight),
             { discard: true }
           )
         }

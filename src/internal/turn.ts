@@ -7,14 +7,15 @@ export class Turn {
   private isTaken = false
   private readonly waiting = new Array<() => void>()
 
-  /** Calls back when it is the caller's turn: at once, if nobody has it. */
-  take(begin: () => void): void {
-    if (this.isTaken) {
-      this.waiting.push(begin)
-      return
-    }
-    this.isTaken = true
-    begin()
+  /** Takes the turn, if nobody has it. Tells whether it did. */
+  take(): boolean {
+    if (this.isTaken) return false
+    return this.isTaken = true
+  }
+
+  /** Calls back when it is the caller's turn, because somebody has it now. */
+  wait(begin: () => void): void {
+    this.waiting.push(begin)
   }
 
   /** Gives up waiting, if it still waits. */
