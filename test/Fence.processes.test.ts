@@ -129,7 +129,8 @@ describe("Fence between processes", () => {
         yield* Effect.gen(function*() {
           const { prior, token } = yield* Lease.acquire(Import.id("a"), { wait: true })
           const waited = performance.now() - start
-          assert.isBelow(waited, 2 * window + 500)
+          // And what a slow machine takes.
+          assert.isBelow(waited, 2 * window + 2000)
           // It had a fenced transaction open all the time, and it is still frozen.
           assert.deepInclude(prior, { exit: "expired", state: Option.some({ line: 1 }) })
           assert.isUndefined(frozen.said.find(({ _tag }) => _tag === "Ended"))
