@@ -319,7 +319,12 @@ describe("Postgres under faults", () => {
               yield* proxy.pass
               const { token } = yield* healed(Lease.acquire(workId))
               yield* Lease.renew(token)
-            }).pipe(Effect.provide(Sessions.process(proxy.url(url), { ttl: "1500 millis", maxConnections })))
+            }).pipe(Effect.provide(Sessions.process(proxy.url(url), {
+              ttl: "3 seconds",
+              // For a slow machine, which interrupts a little late.
+              safetyMargin: "1 second",
+              maxConnections
+            })))
           }),
           { concurrency: "unbounded" }
         )
