@@ -1,5 +1,5 @@
 import { assert, describe, it } from "@effect/vitest"
-import { Cause, Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Option, Stream } from "effect"
+import { Cause, Context, Deferred, Effect, Exit, Fiber, Layer, Option, Stream } from "effect"
 import { Reactivity } from "effect/reactivity"
 import { SqlClient, SqlError } from "effect/sql"
 import { Backend, Fence, Lease, LeaseError, Worker } from "worklease"
@@ -7,18 +7,13 @@ import * as PgliteClient from "worklease/layers/PgliteClient"
 import * as Postgres from "worklease/layers/Postgres"
 import * as EmbeddedPostgres from "../support/EmbeddedPostgres.ts"
 import * as Fenced from "./support/Fenced.ts"
-import { checkpointed, Import, write, written } from "./support/Fenced.ts"
+import { checkpointed, Import, windowOf, windowSince, write, written } from "./support/Fenced.ts"
 import { eventually, pause } from "./support/Sessions.ts"
 import * as Sessions from "./support/Sessions.ts"
 import * as TcpProxy from "./support/TcpProxy.ts"
 
 const policy = { ttl: "5 seconds", renewEvery: "3 seconds", operationTimeout: "300 millis" } as const
 const window = 4_500
-
-const windowOf = (lease: Lease.Any) => Effect.map(lease.window, Duration.toMillis)
-
-/** What is left at least of a window that is counted from a statement which was sent no sooner than then. */
-const windowSince = (time: number) => window - (performance.now() - time) - 20
 
 /** One process behind a network that can be broken, and a look at the database past it. */
 const proxied = Effect.gen(function*() {
@@ -102,7 +97,7 @@ describe("Fence over a network that breaks", () => {
                 const left = yield* windowOf(work)
                 if (joined) {
                   assert.deepStrictEqual(exit, Exit.succeed("done"))
-                  assert.isAbove(left, windowSince(sentAt))
+                  assert.isAbove(left, windowSince(window, sentAt))
                   assert.isAtMost(left, window - 100)
                 } else {
                   assert.deepInclude(onlyFailure(exit), {
@@ -229,7 +224,7 @@ describe("Fence over a network that breaks", () => {
             // What was rolled back does not count.
             const left = yield* windowOf(work)
             assert.isAtMost(left, window - 200)
-            assert.isAbove(left, windowSince(sentAt))
+            assert.isAbove(left, windowSince(window, sentAt))
           })).pipe(Effect.provide(a))
         assert.deepStrictEqual(yield* written(sql), [1])
         assert.strictEqual(yield* checkpointed(sql), 1)

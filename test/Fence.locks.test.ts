@@ -5,7 +5,7 @@ import { Fence, Lease, LeaseError, Worker } from "worklease"
 import * as Fenced from "./support/Fenced.ts"
 import { checkpointed, Import, write, written } from "./support/Fenced.ts"
 import * as Postgres from "./support/Postgres.ts"
-import { eventually, lockRow, pause, session } from "./support/Sessions.ts"
+import { eventually, isOverOnce, lockRow, pause, session } from "./support/Sessions.ts"
 
 const oneSecond = {
   ttl: "1 second",
@@ -382,10 +382,8 @@ describe("Fence among other transactions", () => {
     it.live("of several leases, mixed with renewals, checkpoints, takeovers and sweeps, deadlock nowhere", () =>
       Effect.gen(function*() {
         const { process, sql } = yield* Fenced.postgres()
-        const start = performance.now()
         let fenced = 0
-        // On a slow machine it takes longer until they have met each other.
-        const isOver = () => performance.now() - start > (fenced > 100 ? 3_000 : 30_000)
+        const isOver = isOverOnce(() => fenced > 100)
         const keys = ["a", "b", "c", "d"]
         const policy = { ttl: "600 millis", renewEvery: "50 millis", operationTimeout: "200 millis" } as const
         yield* Effect.forEach(["one", "two", "three"], (holderId) =>

@@ -3,18 +3,13 @@ import { Cause, Deferred, Duration, Effect, Exit, Fiber, Option } from "effect"
 import { SqlClient } from "effect/sql"
 import { Fence, Lease, LeaseError, Renewal, Worker } from "worklease"
 import * as Fenced from "./support/Fenced.ts"
-import { checkpointed, Import, write, written } from "./support/Fenced.ts"
+import { checkpointed, Import, windowOf, windowSince, write, written } from "./support/Fenced.ts"
 import { pause } from "./support/Sessions.ts"
 
 const windowMillis = (policy?: Renewal.Options) => {
   const { safetyMargin, ttl } = Renewal.makeUnsafe(policy)
   return Duration.toMillis(ttl) - Duration.toMillis(safetyMargin)
 }
-
-const windowOf = (lease: Lease.Any) => Effect.map(lease.window, Duration.toMillis)
-
-/** What is left at least of a window that is counted from a statement which was sent no sooner than then. */
-const windowSince = (time: number) => windowMillis() - (performance.now() - time) - 20
 
 /** As if somebody had ended the term behind its holder's back. */
 const endTerm = (sql: SqlClient.SqlClient, workId = "import:a") =>
@@ -152,7 +147,7 @@ for (const [name, world] of [["PostgreSQL", Fenced.postgres()], ["PGlite", Fence
                 }).pipe(transaction(work))
                 const left = yield* windowOf(work)
                 assert.isAtMost(left, windowMillis() - 200)
-                assert.isAbove(left, windowSince(sentAt))
+                assert.isAbove(left, windowSince(windowMillis(), sentAt))
               })).pipe(Effect.provide(a))
           }))
 
@@ -276,7 +271,7 @@ for (const [name, world] of [["PostgreSQL", Fenced.postgres()], ["PGlite", Fence
                   Effect.tap(() => Effect.map(windowOf(work), (left) => assert.isAtMost(left, windowMillis() - 300))),
                   transaction(work)
                 )
-                assert.isAbove(yield* windowOf(work), windowSince(sentAt))
+                assert.isAbove(yield* windowOf(work), windowSince(windowMillis(), sentAt))
                 assert.deepStrictEqual(yield* written(sql), [1, 3])
                 assert.strictEqual(yield* checkpointed(sql), 3)
               })).pipe(Effect.provide(a))
@@ -296,7 +291,10 @@ for (const [name, world] of [["PostgreSQL", Fenced.postgres()], ["PGlite", Fence
                   yield* write(1)
                   yield* work.checkpoint({ line: 1 })
                   yield* client.afterCommit(Effect.gen(function*() {
-                    seen.push(yield* Effect.orDie(written(sql)), (yield* windowOf(work)) > windowSince(sentAt))
+                    seen.push(
+                      yield* Effect.orDie(written(sql)),
+                      (yield* windowOf(work)) > windowSince(windowMillis(), sentAt)
+                    )
                   }))
                   assert.deepStrictEqual(seen, [])
                 }).pipe(transaction(work))

@@ -1,7 +1,7 @@
 import { assert, describe, it } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Layer, Logger, Option, References, Schema, Stream, SubscriptionRef } from "effect"
 import { TestClock } from "effect/testing"
-import { Backend, Checkpoint, Lease, Pool, Renewal, Work } from "worklease"
+import { Backend, Checkpoint, Lease, type LeaseError, Pool, Renewal, Work } from "worklease"
 import * as Memory from "worklease/layers/Memory"
 import { TestBackend } from "worklease/testing"
 import * as Intercepted from "./support/Intercepted.ts"
@@ -44,6 +44,16 @@ const recordOf = (key: string) =>
       termsWithoutProgress: record?.termsWithoutProgress
     }
   })
+
+/** A backend that may answer something else, or nothing, when it is asked how work IDs stand. */
+const inspecting = (
+  backend: Backend.Backend["Service"],
+  instead: () => Effect.Effect<never, LeaseError.BackendError> | undefined
+) =>
+  Layer.succeed(
+    Backend.Backend,
+    Backend.Backend.of({ ...backend, inspect: (options) => instead() ?? backend.inspect(options) })
+  )
 
 /** The same work, of newer code. */
 const Newer = Work.make("partition", Checkpoint.make(Schema.Struct({ offset: Schema.Int }), { version: 2 }))
@@ -725,13 +735,7 @@ describe("Pool", () => {
       Effect.gen(function*() {
         const backend = yield* Backend.Backend
         let isOut = false
-        const flaky = Layer.succeed(
-          Backend.Backend,
-          Backend.Backend.of({
-            ...backend,
-            inspect: (options) => isOut ? Effect.never : backend.inspect(options)
-          })
-        )
+        const flaky = inspecting(backend, () => isOut ? Effect.never : undefined)
         yield* Effect.gen(function*() {
           const options = { policy: yield* Renewal.make({ ttl: "10 seconds" }), lease: { ttl: "1 hour" } } as const
           const a = yield* start("a", options)
@@ -750,13 +754,9 @@ describe("Pool", () => {
       Effect.gen(function*() {
         const backend = yield* Backend.Backend
         let isOut = false
-        const flaky = Layer.succeed(
-          Backend.Backend,
-          Backend.Backend.of({
-            ...backend,
-            inspect: (options) =>
-              isOut ? Effect.fail(Intercepted.unreachable("inspect", "rejected")) : backend.inspect(options)
-          })
+        const flaky = inspecting(
+          backend,
+          () => isOut ? Effect.fail(Intercepted.unreachable("inspect", "rejected")) : undefined
         )
         yield* logged((messages) =>
           Effect.gen(function*() {

@@ -94,7 +94,9 @@ export const make = Effect.fnUntraced(function*(
     })
   }
   names.add(name)
-  yield* Effect.addFinalizer(() => Effect.sync(() => isStopped || names.delete(name)))
+  const stopped = Deferred.makeUnsafe<void>()
+  const isStopped = () => Deferred.isDoneUnsafe(stopped)
+  yield* Effect.addFinalizer(() => Effect.sync(() => isStopped() || names.delete(name)))
 
   const title = `Pool ${JSON.stringify(name)}`
   const warn = (message: string, ...cause: ReadonlyArray<Cause.Cause<unknown>>): Effect.Effect<void> =>
@@ -139,7 +141,6 @@ export const make = Effect.fnUntraced(function*(
   /** Which it has said are quarantined. */
   let quarantined = new Set<string>()
   let isStopping = false
-  let isStopped = false
   /** Whether anything has changed that the others should know, or look at. */
   let unsaid = true
 
@@ -413,13 +414,15 @@ export const make = Effect.fnUntraced(function*(
     yield* Scope.close(scope, Exit.void)
     yield* tellTroubles
     if (running.length > 0) yield* inform("shut down: nothing is at work any more")
-    names.delete(name)
-    isStopped = true
     changed()
-    for (const observer of observers) Queue.endUnsafe(observer)
   })
 
-  const stopped = Deferred.makeUnsafe<void>()
+  const stopWith = (exit: Exit.Exit<void>): void => {
+    names.delete(name)
+    Deferred.doneUnsafe(stopped, exit)
+    for (const observer of observers) Queue.endUnsafe(observer)
+  }
+
   // It goes on when who waits for it is interrupted, as work of this pool is that has asked for it.
   const shutdown = Effect.uninterruptibleMask((restore) =>
     Effect.suspend(() => {
@@ -427,7 +430,7 @@ export const make = Effect.fnUntraced(function*(
       if (isStopping) return awaiting
       isStopping = true
       return Effect.andThen(
-        Effect.forkDetach(Effect.onExit(stop, (exit) => Deferred.done(stopped, exit)), { startImmediately: true }),
+        Effect.forkDetach(Effect.onExit(stop, (exit) => Effect.sync(() => stopWith(exit))), { startImmediately: true }),
         awaiting
       )
     })
@@ -445,7 +448,7 @@ export const make = Effect.fnUntraced(function*(
         Effect.sync(() => {
           observers.add(queue)
           Queue.offerUnsafe(queue, undefined)
-          if (isStopped) Queue.endUnsafe(queue)
+          if (isStopped()) Queue.endUnsafe(queue)
         }),
         () => Effect.sync(() => observers.delete(queue))
       ),

@@ -297,10 +297,7 @@ describe("Postgres under contention", () => {
             ["forget Done"],
             ["renew Busy", "checkpoint Busy"]
           ]
-          const start = performance.now()
-          // On a slow machine it takes longer until they have met each other.
-          const isOver = () =>
-            performance.now() - start > (wanted.every((operations) => happened(...operations) >= 10) ? 3_000 : 30_000)
+          const isOver = Sessions.isOverOnce(() => wanted.every((operations) => happened(...operations) >= 10))
 
           const storm = (process: number) =>
             Effect.gen(function*() {

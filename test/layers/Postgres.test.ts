@@ -1,5 +1,5 @@
 import { assert, describe, it } from "@effect/vitest"
-import { Clock, Duration, Effect, Fiber, Option, Schema } from "effect"
+import { Duration, Effect, Fiber, Option, Schema } from "effect"
 import { SqlClient } from "effect/sql"
 import { Backend, Checkpoint, Lease, Renewal, Work, Worker } from "worklease"
 import { start } from "../../support/EmbeddedPostgres.ts"
@@ -294,19 +294,6 @@ describe("Postgres", () => {
         }).pipe(Effect.provide(Sessions.process(url)))
       }))
 
-    /** A process whose wall clock is wrong. */
-    const skewed = (millis: number) => <A, E, R>(effect: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
-      Effect.flatMap(Clock.Clock, (clock) =>
-        Effect.provideService(effect, Clock.Clock, {
-          currentTimeMillisUnsafe: () => clock.currentTimeMillisUnsafe() + millis,
-          currentTimeMillis: Effect.map(clock.currentTimeMillis, (now) => now + millis),
-          currentTimeNanosUnsafe: () => clock.currentTimeNanosUnsafe() + BigInt(millis) * BigInt(1_000_000),
-          currentTimeNanos: Effect.map(clock.currentTimeNanos, (now) => now + BigInt(millis) * BigInt(1_000_000)),
-          monotonicTimeNanosUnsafe: () => clock.monotonicTimeNanosUnsafe(),
-          monotonicTimeNanos: clock.monotonicTimeNanos,
-          sleep: (duration) => clock.sleep(duration)
-        }))
-
     for (const [holder, contender] of [[24, -24], [-24, 24]]) {
       it.live(`the holder's clock ${holder} h and the contender's ${contender} h off changes nothing`, () =>
         Effect.gen(function*() {
@@ -317,7 +304,7 @@ describe("Postgres", () => {
           const held = yield* Effect.forkChild(
             Effect.exit(Worker.run(Count.id("a"), (work) => Effect.andThen(work.checkpoint({ n: 1 }), never))).pipe(
               Effect.provide(Sessions.process(url, { holderId: "holder", ttl })),
-              skewed(holder * hour)
+              Sessions.skewed(() => holder * hour)
             )
           )
           yield* Sessions.eventually(
@@ -341,7 +328,10 @@ describe("Postgres", () => {
             const { prior } = yield* Lease.acquire(Count.id("a"))
             assert.strictEqual(prior.exit, "abandoned")
             assert.deepStrictEqual(prior.state, Option.some({ n: 1 }))
-          }).pipe(Effect.provide(Sessions.process(url, { holderId: "contender" })), skewed(contender * hour))
+          }).pipe(
+            Effect.provide(Sessions.process(url, { holderId: "contender" })),
+            Sessions.skewed(() => contender * hour)
+          )
         }))
     }
   })

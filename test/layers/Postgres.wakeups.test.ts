@@ -1,20 +1,6 @@
 import { PgClient } from "@effect/sql-pg"
 import { assert, describe, it } from "@effect/vitest"
-import {
-  Clock,
-  Context,
-  Deferred,
-  Duration,
-  Effect,
-  Exit,
-  Fiber,
-  Layer,
-  Logger,
-  Option,
-  Queue,
-  Redacted,
-  Scope
-} from "effect"
+import { Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Logger, Option, Queue, Redacted, Scope } from "effect"
 import { Reactivity } from "effect/reactivity"
 import { SqlClient } from "effect/sql"
 import { TestClock } from "effect/testing"
@@ -88,10 +74,10 @@ const passOn = Effect.fnUntraced(function*(
 })
 
 /** As many seconds on the TestClock, with time in between for what they set off. */
-const passes = Effect.fnUntraced(function*(seconds: number) {
+const passes = Effect.fnUntraced(function*(seconds: number, millis = 15) {
   for (let i = 0; i < seconds; i++) {
     yield* TestClock.adjust("1 second")
-    yield* Sessions.pause(15)
+    yield* Sessions.pause(millis)
   }
 })
 
@@ -101,10 +87,7 @@ const passes = Effect.fnUntraced(function*(seconds: number) {
  */
 const passesUntil = Effect.fnUntraced(function*<E, R>(what: string, condition: Effect.Effect<boolean, E, R>) {
   let millis = 15
-  const second = Effect.suspend(() => {
-    millis = Math.min(millis * 1.05, 500)
-    return Effect.andThen(TestClock.adjust("1 second"), Sessions.pause(millis))
-  })
+  const second = Effect.suspend(() => passes(1, millis = Math.min(millis * 1.05, 500)))
   yield* Sessions.eventually(what, Effect.andThen(second, condition), 40_000)
 })
 
@@ -504,15 +487,8 @@ describe("Wake-ups on PostgreSQL", () => {
       Effect.gen(function*() {
         const { url } = yield* freshDatabase()
         // A process that is frozen finds that time has passed when its next timer comes.
-        const clock = yield* Clock.Clock
         let frozenFor = 0
-        const now = () => clock.currentTimeMillisUnsafe() + frozenFor
-        const context = yield* Effect.provideService(start(url), Clock.Clock, {
-          ...clock,
-          sleep: (duration) => clock.sleep(duration),
-          currentTimeMillisUnsafe: now,
-          currentTimeMillis: Effect.sync(now)
-        })
+        const context = yield* Sessions.skewed(() => frozenFor)(start(url))
         const sql = yield* Sessions.session(url)
         const hints = yield* waitingFor(context, "job")
         yield* passes(30)

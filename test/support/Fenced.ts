@@ -1,5 +1,5 @@
 /** What the tests of fenced transactions have in common. */
-import { Context, Effect, Layer, Schema, Scope } from "effect"
+import { Context, Duration, Effect, Layer, Schema, Scope } from "effect"
 import { SqlClient } from "effect/sql"
 import type { SqlError } from "effect/sql/SqlError"
 import { type Backend, Checkpoint, type Fence, Lease, Work } from "worklease"
@@ -70,3 +70,8 @@ export const checkpointed = (sql: SqlClient.SqlClient, key = "a"): Effect.Effect
     ]),
     ([row]) => row?.state == null ? undefined : JSON.parse(new TextDecoder().decode(row.state)).line
   )
+
+export const windowOf = (lease: Lease.Any) => Effect.map(lease.window, Duration.toMillis)
+
+/** What is left at least of a window of so many milliseconds, counted from a statement that was sent no sooner than `time`. */
+export const windowSince = (window: number, time: number): number => window - (performance.now() - time) - 20

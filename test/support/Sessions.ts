@@ -4,6 +4,7 @@
  */
 import * as PgClient from "@effect/sql-pg/PgClient"
 import { assert } from "@effect/vitest"
+import * as Clock from "effect/Clock"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
 import * as Reactivity from "effect/reactivity/Reactivity"
@@ -36,6 +37,14 @@ export const eventually = Effect.fnUntraced(function*<E, R>(
     yield* pause(10)
   }
 })
+
+/**
+ * Tells when what meets by chance has had its time: 3 seconds, and up to 20 on a slow machine, until enough has met.
+ */
+export const isOverOnce = (isEnough: () => boolean): () => boolean => {
+  const start = performance.now()
+  return () => performance.now() - start > (isEnough() ? 3_000 : 20_000)
+}
 
 /** One connection of its own, for as long as the scope is open. */
 export const session = (url: string): Effect.Effect<SqlClient.SqlClient, SqlError, Scope.Scope> =>
@@ -94,3 +103,19 @@ export const auditRows = (sql: SqlClient.SqlClient): Effect.Effect<void, SqlErro
     `CREATE TRIGGER audit AFTER INSERT OR UPDATE ON worklease FOR EACH ROW EXECUTE FUNCTION audit()`
   ], (statement) =>
     sql.unsafe(statement), { discard: true })
+
+/** A process whose wall clock is off by so many milliseconds, as they are at the time. */
+export const skewed = (millis: () => number) => <A, E, R>(effect: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
+  Effect.flatMap(Clock.Clock, (clock) => {
+    const currentTimeMillisUnsafe = () => clock.currentTimeMillisUnsafe() + millis()
+    const currentTimeNanosUnsafe = () => clock.currentTimeNanosUnsafe() + BigInt(millis()) * BigInt(1_000_000)
+    return Effect.provideService(effect, Clock.Clock, {
+      currentTimeMillisUnsafe,
+      currentTimeMillis: Effect.sync(currentTimeMillisUnsafe),
+      currentTimeNanosUnsafe,
+      currentTimeNanos: Effect.sync(currentTimeNanosUnsafe),
+      monotonicTimeNanosUnsafe: () => clock.monotonicTimeNanosUnsafe(),
+      monotonicTimeNanos: clock.monotonicTimeNanos,
+      sleep: (duration) => clock.sleep(duration)
+    })
+  })
